@@ -1,0 +1,317 @@
+"""The run config: one typed, nested model; unknown keys fail; every value is decided once.
+
+A key either decides the run's result (the default) or is *free*: placement, engines, logging and recovery
+keys may change between attempts of one run. The deciding keys are part of ``log_hash(0)``.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from linckia.api.errors import UserError
+
+Role = Literal["policy", "critic", "reference", "reward", "rollout"]
+ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "reward", "rollout")
+Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+Colocation = Literal["separate", "policy_reference", "critic_reward", "all"]
+
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def free(description: str, **kwargs: Any) -> Any:
+    """A field that may change between attempts of one run without changing its result."""
+    return Field(description=description, json_schema_extra={"free": True}, **kwargs)
+
+
+def deciding(description: str, **kwargs: Any) -> Any:
+    """A field that decides the run's result; changing it needs a new run or ``--fork``."""
+    return Field(description=description, **kwargs)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Run(Section):
+    """The training job itself."""
+
+    name: str = free("letters, digits, dot, dash, underscore; default: file stem + '-seed' + seed", default="")
+    seed: Natural = deciding("seeds every random choice of the run", default=0)
+    dir: str = free("where the run's log and states last: a folder or any fsspec URI", default="runs/{name}")
+    steps: Positive = free("PPO steps to train in all", default=100)
+    determinism: Literal["strict", "relaxed"] = deciding(
+        "strict asks torch for deterministic kernels on GPUs too", default="relaxed"
+    )
+
+
+class Model(Section):
+    """The language model that the policy starts from; critic and reference start from it too."""
+
+    path: str = deciding("a Hugging Face causal LM folder or hub name that vLLM serves")
+    make: str | None = deciding("file.py:function(path, seed) that writes the folder when it is missing", default=None)
+    dtype: Literal["auto", "float32", "bfloat16"] = deciding("auto: bfloat16 on GPU, float32 on CPU", default="auto")
+    activation_checkpointing: bool = deciding("recompute activations in the backward pass", default=False)
+    chunk_tokens: Positive = deciding("tokens whose logits exist at one time in a log-probability pass", default=2048)
+
+
+class ReasoningGym(Section):
+    """A procedural ``reasoning_gym`` task: prompts and verifier in one."""
+
+    task: str = deciding("the task's name, as reasoning_gym.create_dataset takes it")
+    size: Positive = deciding("number of examples to make", default=1000)
+    seed: Natural = deciding("the task's own seed", default=0)
+    options: dict[str, Any] = deciding("further arguments of the task", default_factory=dict)
+
+
+class Prompts(Section):
+    """Where prompts come from: exactly one of a JSONL file and a reasoning_gym task."""
+
+    file: str | None = deciding("JSONL: each line {prompt: text or chat messages, ...}", default=None)
+    reasoning_gym: ReasoningGym | None = deciding("a reasoning_gym task", default=None)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Prompts":
+        if (self.file is None) == (self.reasoning_gym is None):
+            raise ValueError("needs exactly one of file and reasoning_gym")
+        return self
+
+
+class Data(Section):
+    train: Prompts = deciding("prompts to train on")
+    held_out: Prompts | None = deciding("prompts to evaluate on; none: no evaluation", default=None)
+    prompt_key: str = deciding("the JSONL key that holds the prompt", default="prompt")
+    chat_template: bool = deciding("wrap plain text prompts as one user message", default=False)
+    system_prompt: str | None = deciding("a system message before each chat prompt", default=None)
+    max_prompt_tokens: Positive = deciding("longer prompts are an error, found before anything starts", default=512)
+    shuffle: bool = deciding("a new seeded order each epoch", default=True)
+    prompts_per_step: Positive = deciding("prompts in one step's batch", default=32)
+    samples_per_prompt: Positive = deciding("answers sampled for each prompt", default=1)
+
+
+class Resources(Section):
+    """What one member takes from Ray."""
+
+    gpus: Annotated[float, Field(ge=0)] | None = free("per member; none: 1 where GPUs are used, shared when colocated", default=None)
+    cpus: Annotated[float, Field(ge=0)] = free("per member", default=1)
+    memory: str | None = free("per member, such as 16GB", default=None)
+    custom: dict[str, Annotated[float, Field(gt=0)]] = free("custom Ray resources per member", default_factory=dict)
+    threads: Positive = free("CPU threads of one member; equal bits need equal threads", default=1)
+    strategy: Strategy | None = free("Ray placement strategy; none: placement.strategy", default=None)
+
+
+class Inference(Section):
+    """A group that only runs forward passes: reference or reward."""
+
+    num_nodes: Positive = free("nodes", default=1)
+    num_gpus_per_node: Positive = free("members per node (ranks; CPU ranks where there is no GPU)", default=1)
+    micro_batch_size: Positive = deciding("rows in one forward pass of a member", default=16)
+    resources: Resources = Field(default_factory=Resources, description="what one member takes")
+
+
+class Rollout(Section):
+    """The vLLM engines."""
+
+    engines: Positive = free("number of engines", default=1)
+    tensor_parallel_size: Positive = free("devices of one engine", default=1)
+    max_new_tokens: Positive = deciding("longest answer", default=64)
+    temperature: Annotated[float, Field(gt=0)] = deciding("sampling temperature", default=1.0)
+    top_p: Annotated[float, Field(gt=0, le=1)] = deciding("nucleus sampling", default=1.0)
+    top_k: int = deciding("-1: all tokens", default=-1, ge=-1)
+    stop: tuple[str, ...] = deciding("strings that end an answer; the answer keeps them", default=())
+    max_num_seqs: Positive = free("sequences an engine works on at one time", default=256)
+    gpu_memory_utilization: Fraction = free("share of a GPU's memory for weights and KV cache", default=0.8)
+    kv_cache_bytes: Positive = free("KV cache on CPU, bytes", default=64 << 20)
+    enforce_eager: bool = free("no CUDA graphs", default=True)
+    prefix_caching: bool = free("reuse the KV cache of shared prompt starts", default=False)
+    transfer: Literal["auto", "gloo", "nccl", "cuda_ipc"] = free(
+        "how weights travel; auto: gloo on CPU, cuda_ipc when engines share the policy's GPUs, else nccl",
+        default="auto",
+    )
+    bucket_bytes: Positive = free("bytes of weights packed into one transfer", default=16 << 20)
+    engine_args: dict[str, Any] = free("further vLLM EngineArgs", default_factory=dict)
+    resources: Resources = Field(default_factory=Resources, description="what one engine device takes")
+
+
+class Reward(Inference):
+    """Where rewards come from: a Python function, a model, or the task's own verifier."""
+
+    function: str | None = deciding("file.py:function(prompts, answers, examples)", default=None)
+    model: str | None = deciding("a sequence-classification model folder; its first logit is the reward", default=None)
+    verifier: bool = deciding("score with the reasoning_gym task of the data", default=False)
+    weights: dict[str, float] = deciding("weight of each named part (default 1)", default_factory=dict)
+    clip: Annotated[float, Field(gt=0)] | None = deciding("clip rewards to [-clip, clip]", default=None)
+    normalize: bool = deciding("divide by the running standard deviation after removing the running mean", default=False)
+    timeout: Annotated[float, Field(gt=0)] = free("seconds one scoring call may take", default=600)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Reward":
+        if sum([self.function is not None, self.model is not None, self.verifier]) != 1:
+            raise ValueError("needs exactly one of function, model and verifier")
+        return self
+
+
+class KL(Section):
+    """The penalty that keeps the policy near the reference."""
+
+    coefficient: Annotated[float, Field(ge=0)] = deciding("0 and fixed: no reference group is started", default=0.05)
+    estimator: Literal["k1", "k2", "k3"] = deciding("Schulman, approximating KL divergence (2020)", default="k1")
+    where: Literal["reward", "loss"] = deciding("a part of the token reward, or of the policy loss", default="reward")
+    target: Annotated[float, Field(gt=0)] | None = deciding(
+        "adaptive: nats per token to steer the coefficient to; none: fixed", default=None
+    )
+    horizon: Positive = deciding("adaptive: samples over which the coefficient moves", default=10_000)
+
+
+class Algorithm(Section):
+    name: Literal["ppo", "grpo"] = deciding("ppo: GAE with a critic; grpo: group-relative, no critic", default="ppo")
+    gamma: Fraction = deciding("discount", default=1.0)
+    lam: Fraction = deciding("GAE lambda", default=0.95)
+    clip: Annotated[float, Field(gt=0)] = deciding("clip range of the policy ratio", default=0.2)
+    value_clip: Annotated[float, Field(gt=0)] | None = deciding("clip range of values; none: unclipped", default=0.2)
+    entropy: Annotated[float, Field(ge=0)] = deciding("weight of the entropy bonus", default=0.0)
+    epochs: Positive = deciding("passes over one record", default=1)
+    normalize_advantages: bool = deciding("whiten advantages over the record's trained tokens", default=True)
+    kl: KL = Field(default_factory=KL, description="KL penalty")
+
+
+class Optimizer(Section):
+    lr: Annotated[float, Field(gt=0)] = deciding("peak learning rate", default=1e-6)
+    betas: tuple[Fraction, Fraction] = deciding("AdamW betas", default=(0.9, 0.95))
+    eps: Annotated[float, Field(gt=0)] = deciding("AdamW epsilon", default=1e-8)
+    weight_decay: Annotated[float, Field(ge=0)] = deciding("AdamW weight decay", default=0.0)
+    schedule: Literal["constant", "linear", "cosine"] = deciding("after warm-up", default="constant")
+    warmup_steps: Natural = deciding("steps of linear warm-up", default=0)
+    decay_steps: Positive | None = deciding("steps until the schedule ends; default: run.steps", default=None)
+    max_grad_norm: Annotated[float, Field(gt=0)] = deciding("global gradient norm is clipped to this", default=1.0)
+
+
+class Trained(Section):
+    """A stateful group trained by DeepSpeed: policy or critic."""
+
+    num_nodes: Positive = deciding("nodes", default=1)
+    num_gpus_per_node: Positive = deciding("members per node (ranks; CPU ranks where there is no GPU)", default=1)
+    zero_stage: Literal[0, 2, 3] = deciding("DeepSpeed ZeRO stage", default=2)
+    offload: bool = deciding("keep the optimizer state in CPU memory (GPU runs, ZeRO 2 and 3)", default=False)
+    mini_batch_size: Positive | None = deciding("rows of one optimizer step, all ranks; none: the whole record", default=None)
+    micro_batch_size: Positive = deciding("rows in one forward and backward pass of a member", default=16)
+    optimizer: Optimizer = Field(default_factory=Optimizer, description="AdamW and its schedule")
+    resources: Resources = Field(default_factory=Resources, description="what one member takes")
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.num_gpus_per_node
+
+
+class Placement(Section):
+    device: Literal["auto", "cpu", "gpu"] = free("auto: gpu if the cluster has GPUs", default="auto")
+    colocation: Colocation = free("which roles share devices; all: engines sleep while training runs", default="separate")
+    strategy: Strategy = free("Ray placement strategy of each placement group", default="PACK")
+    timeout: Annotated[float, Field(gt=0)] = free("seconds to wait for the cluster to fit the run", default=600)
+
+
+class Evaluation(Section):
+    every: Positive = free("evaluate before step 1 and every so many steps, and after the last", default=20)
+    score: str | None = free("the reward part to report; none: the reward", default=None)
+    samples_per_prompt: Positive = free("answers per held-out prompt", default=1)
+    temperature: Annotated[float, Field(gt=0)] = free("sampling temperature", default=1.0)
+
+
+class Tier(Section):
+    """A place where states are kept."""
+
+    every: Positive = free("save every so many steps", default=1)
+    minutes: Annotated[float, Field(gt=0)] | None = free("also save when so many minutes have passed", default=None)
+    keep: Annotated[int, Field(ge=2)] = free("complete states to keep", default=2)
+
+
+class Storage(Section):
+    node_memory: Tier | None = free("states in node memory; none: off", default=Tier(every=1, keep=2))
+    run_directory: Tier = free("states in the run directory: checkpoints", default=Tier(every=10, keep=3))
+    node_memory_dir: str = free("where node memory is mounted", default="/dev/shm/linckia")
+    log_keep: Positive | None = free("records to keep; none: all", default=None)
+    spool_seconds: Annotated[float, Field(ge=0)] = free("spool finished trajectories this often while generating", default=5)
+    single_writer: bool = free("accept a store without put-if-absent: you start one controller at a time", default=False)
+    options: dict[str, Any] = free("arguments of the fsspec filesystem, such as endpoint_url", default_factory=dict)
+
+
+class Control(Section):
+    host: str = free("address the control API listens on", default="127.0.0.1")
+    port: Annotated[int, Field(ge=0, le=65535)] = free("0: any free port", default=0)
+
+
+class Recovery(Section):
+    orphan_timeout: Annotated[float, Field(gt=0)] = free("seconds after which members nobody calls exit", default=900)
+    collective_timeout: Annotated[float, Field(gt=0)] = free("seconds one torch.distributed collective may take", default=600)
+
+
+class Metrics(Section):
+    tensorboard: bool = free("write TensorBoard event files", default=True)
+    wandb_project: str | None = free("Weights & Biases project; needs the wandb package", default=None)
+
+
+class RunConfig(Section):
+    """The whole run. Load with ``linckia.api.load.load_config``."""
+
+    run: Run = Field(default_factory=Run, description="the training job")
+    model: Model = Field(description="the language model")
+    data: Data = Field(description="prompts")
+    reward: Reward = Field(description="the reward group and where rewards come from")
+    algorithm: Algorithm = Field(default_factory=Algorithm, description="how records become updates")
+    policy: Trained = Field(default_factory=Trained, description="the policy group")
+    critic: Trained = Field(default_factory=lambda: Trained(optimizer=Optimizer(lr=1e-5)), description="the critic group")
+    reference: Inference = Field(default_factory=Inference, description="the reference group")
+    rollout: Rollout = Field(default_factory=Rollout, description="the engines")
+    placement: Placement = Field(default_factory=Placement, description="where groups go")
+    evaluation: Evaluation = Field(default_factory=Evaluation, description="held-out evaluation")
+    storage: Storage = Field(default_factory=Storage, description="log, states, retention")
+    control: Control = Field(default_factory=Control, description="the control API")
+    recovery: Recovery = Field(default_factory=Recovery, description="time limits and budgets")
+    metrics: Metrics = Field(default_factory=Metrics, description="where metrics go")
+
+    @property
+    def has_critic(self) -> bool:
+        return self.algorithm.name == "ppo"
+
+    @property
+    def has_reference(self) -> bool:
+        return self.algorithm.kl.coefficient > 0 or self.algorithm.kl.target is not None
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.data.prompts_per_step * self.data.samples_per_prompt
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunConfig":
+        for name in ("policy", "critic") if self.has_critic else ("policy",):
+            _check_batches(name, getattr(self, name), self.rows_per_step)
+        if self.algorithm.name == "grpo" and self.data.samples_per_prompt < 2:
+            raise UserError(
+                "data.samples_per_prompt",
+                self.data.samples_per_prompt,
+                "grpo compares the samples of one prompt with each other",
+                "set it to 2 or more (8 is common)",
+            )
+        if self.reward.verifier and self.data.train.reasoning_gym is None:
+            raise UserError(
+                "reward.verifier", True, "data.train is no reasoning_gym task, so there is no verifier",
+                "set reward.function or reward.model, or data.train.reasoning_gym",
+            )
+        return self
+
+
+def _check_batches(name: str, group: Trained, rows: int) -> None:
+    mini = group.mini_batch_size or rows
+    if rows % mini:
+        raise UserError(
+            f"{name}.mini_batch_size", mini,
+            f"does not divide the {rows} rows of a step (data.prompts_per_step x data.samples_per_prompt)",
+            f"choose a divisor of {rows}",
+        )
+    if mini % (group.world_size * group.micro_batch_size):
+        raise UserError(
+            f"{name}.micro_batch_size", group.micro_batch_size,
+            f"{group.world_size} ranks x {group.micro_batch_size} rows does not divide the mini-batch of {mini} rows",
+            f"choose a micro_batch_size that divides {mini} / {group.world_size}",
+        )
