@@ -4,9 +4,10 @@ A key either decides the run's result (the default) or is *free*: placement, eng
 keys may change between attempts of one run. The deciding keys are part of ``log_hash(0)``.
 """
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from linckia.api.errors import UserError
 
@@ -18,6 +19,52 @@ Colocation = Literal["separate", "policy_reference", "critic_reward", "all"]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+_MEMORY_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of a size such as ``16GB`` (16 x 10^9), ``16GiB`` or ``16Gi`` (16 x 2^30); ValueError for other text."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", text.upper())
+    size = int(float(match[1]) * _MEMORY_UNITS[match[2] or ""]) if match else 0
+    if size <= 0:
+        raise ValueError("must be a size with a unit, such as 16GB or 16GiB")
+    return size
+
+
+def _checked_memory(text: str) -> str:
+    parse_memory(text)
+    return text
+
+
+def _checked_code(text: str) -> str:
+    file, _, function = text.rpartition(":")
+    if not file or not function.isidentifier():
+        raise ValueError("must be file.py:function")
+    return text
+
+
+def _checked_name(text: str) -> str:
+    if text and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text):
+        raise ValueError(
+            "must be 1 to 63 letters, digits, dots, dashes or underscores and begin with a letter or digit"
+        )
+    return text
+
+
+Memory = Annotated[str, AfterValidator(_checked_memory)]
+Code = Annotated[str, AfterValidator(_checked_code)]
+RunName = Annotated[str, AfterValidator(_checked_name)]
 
 
 def free(description: str, **kwargs: Any) -> Any:
@@ -31,13 +78,13 @@ def deciding(description: str, **kwargs: Any) -> Any:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class Run(Section):
     """The training job itself."""
 
-    name: str = free("letters, digits, dot, dash, underscore; default: file stem + '-seed' + seed", default="")
+    name: RunName = free("letters, digits, dot, dash, underscore; default: file stem + '-seed' + seed", default="")
     seed: Natural = deciding("seeds every random choice of the run", default=0)
     dir: str = free("where the run's log and states last: a folder or any fsspec URI", default="runs/{name}")
     steps: Positive = free("PPO steps to train in all", default=100)
@@ -50,7 +97,7 @@ class Model(Section):
     """The language model that the policy starts from; critic and reference start from it too."""
 
     path: str = deciding("a Hugging Face causal LM folder or hub name that vLLM serves")
-    make: str | None = deciding("file.py:function(path, seed) that writes the folder when it is missing", default=None)
+    make: Code | None = deciding("file.py:function(path, seed) that writes the folder when it is missing", default=None)
     dtype: Literal["auto", "float32", "bfloat16"] = deciding("auto: bfloat16 on GPU, float32 on CPU", default="auto")
     activation_checkpointing: bool = deciding("recompute activations in the backward pass", default=False)
     chunk_tokens: Positive = deciding("tokens whose logits exist at one time in a log-probability pass", default=2048)
@@ -93,9 +140,11 @@ class Data(Section):
 class Resources(Section):
     """What one member takes from Ray."""
 
-    gpus: Annotated[float, Field(ge=0)] | None = free("per member; none: 1 where GPUs are used, shared when colocated", default=None)
+    gpus: Annotated[float, Field(ge=0)] | None = free(
+        "per member, on GPU runs; none: 1, or an equal share of 1 when colocated", default=None
+    )
     cpus: Annotated[float, Field(ge=0)] = free("per member", default=1)
-    memory: str | None = free("per member, such as 16GB", default=None)
+    memory: Memory | None = free("per member, such as 16GB", default=None)
     custom: dict[str, Annotated[float, Field(gt=0)]] = free("custom Ray resources per member", default_factory=dict)
     threads: Positive = free("CPU threads of one member; equal bits need equal threads", default=1)
     strategy: Strategy | None = free("Ray placement strategy; none: placement.strategy", default=None)
@@ -137,12 +186,14 @@ class Rollout(Section):
 class Reward(Inference):
     """Where rewards come from: a Python function, a model, or the task's own verifier."""
 
-    function: str | None = deciding("file.py:function(prompts, answers, examples)", default=None)
+    function: Code | None = deciding("file.py:function(prompts, answers, examples)", default=None)
     model: str | None = deciding("a sequence-classification model folder; its first logit is the reward", default=None)
     verifier: bool = deciding("score with the reasoning_gym task of the data", default=False)
     weights: dict[str, float] = deciding("weight of each named part (default 1)", default_factory=dict)
     clip: Annotated[float, Field(gt=0)] | None = deciding("clip rewards to [-clip, clip]", default=None)
-    normalize: bool = deciding("divide by the running standard deviation after removing the running mean", default=False)
+    normalize: bool = deciding(
+        "divide by the running standard deviation after removing the running mean", default=False
+    )
     timeout: Annotated[float, Field(gt=0)] = free("seconds one scoring call may take", default=600)
 
     @model_validator(mode="after")
@@ -194,7 +245,9 @@ class Trained(Section):
     num_gpus_per_node: Positive = deciding("members per node (ranks; CPU ranks where there is no GPU)", default=1)
     zero_stage: Literal[0, 2, 3] = deciding("DeepSpeed ZeRO stage", default=2)
     offload: bool = deciding("keep the optimizer state in CPU memory (GPU runs, ZeRO 2 and 3)", default=False)
-    mini_batch_size: Positive | None = deciding("rows of one optimizer step, all ranks; none: the whole record", default=None)
+    mini_batch_size: Positive | None = deciding(
+        "rows of one optimizer step, all ranks; none: the whole record", default=None
+    )
     micro_batch_size: Positive = deciding("rows in one forward and backward pass of a member", default=16)
     optimizer: Optimizer = Field(default_factory=Optimizer, description="AdamW and its schedule")
     resources: Resources = Field(default_factory=Resources, description="what one member takes")
@@ -204,9 +257,21 @@ class Trained(Section):
         return self.num_nodes * self.num_gpus_per_node
 
 
+class CriticOptimizer(Optimizer):
+    lr: Annotated[float, Field(gt=0)] = deciding("peak learning rate", default=1e-5)
+
+
+class Critic(Trained):
+    """As the policy, with a learning rate that suits a value head that starts from nothing."""
+
+    optimizer: CriticOptimizer = Field(default_factory=CriticOptimizer, description="AdamW and its schedule")
+
+
 class Placement(Section):
     device: Literal["auto", "cpu", "gpu"] = free("auto: gpu if the cluster has GPUs", default="auto")
-    colocation: Colocation = free("which roles share devices; all: engines sleep while training runs", default="separate")
+    colocation: Colocation = free(
+        "which roles share devices; all: engines sleep while training runs", default="separate"
+    )
     strategy: Strategy = free("Ray placement strategy of each placement group", default="PACK")
     timeout: Annotated[float, Field(gt=0)] = free("seconds to wait for the cluster to fit the run", default=600)
 
@@ -226,13 +291,22 @@ class Tier(Section):
     keep: Annotated[int, Field(ge=2)] = free("complete states to keep", default=2)
 
 
+class RunDirectoryTier(Tier):
+    every: Positive = free("save every so many steps", default=10)
+    keep: Annotated[int, Field(ge=2)] = free("complete states to keep", default=3)
+
+
 class Storage(Section):
-    node_memory: Tier | None = free("states in node memory; none: off", default=Tier(every=1, keep=2))
-    run_directory: Tier = free("states in the run directory: checkpoints", default=Tier(every=10, keep=3))
+    node_memory: Tier | None = free("states in node memory; none: off", default=Tier())
+    run_directory: RunDirectoryTier = free("states in the run directory: checkpoints", default=RunDirectoryTier())
     node_memory_dir: str = free("where node memory is mounted", default="/dev/shm/linckia")
     log_keep: Positive | None = free("records to keep; none: all", default=None)
-    spool_seconds: Annotated[float, Field(ge=0)] = free("spool finished trajectories this often while generating", default=5)
-    single_writer: bool = free("accept a store without put-if-absent: you start one controller at a time", default=False)
+    spool_seconds: Annotated[float, Field(ge=0)] = free(
+        "spool finished trajectories this often while generating", default=5
+    )
+    single_writer: bool = free(
+        "accept a store without put-if-absent: you start one controller at a time", default=False
+    )
     options: dict[str, Any] = free("arguments of the fsspec filesystem, such as endpoint_url", default_factory=dict)
 
 
@@ -243,7 +317,9 @@ class Control(Section):
 
 class Recovery(Section):
     orphan_timeout: Annotated[float, Field(gt=0)] = free("seconds after which members nobody calls exit", default=900)
-    collective_timeout: Annotated[float, Field(gt=0)] = free("seconds one torch.distributed collective may take", default=600)
+    collective_timeout: Annotated[float, Field(gt=0)] = free(
+        "seconds one torch.distributed collective may take", default=600
+    )
 
 
 class Metrics(Section):
@@ -260,7 +336,7 @@ class RunConfig(Section):
     reward: Reward = Field(description="the reward group and where rewards come from")
     algorithm: Algorithm = Field(default_factory=Algorithm, description="how records become updates")
     policy: Trained = Field(default_factory=Trained, description="the policy group")
-    critic: Trained = Field(default_factory=lambda: Trained(optimizer=Optimizer(lr=1e-5)), description="the critic group")
+    critic: Critic = Field(default_factory=Critic, description="the critic group")
     reference: Inference = Field(default_factory=Inference, description="the reference group")
     rollout: Rollout = Field(default_factory=Rollout, description="the engines")
     placement: Placement = Field(default_factory=Placement, description="where groups go")
@@ -295,7 +371,9 @@ class RunConfig(Section):
             )
         if self.reward.verifier and self.data.train.reasoning_gym is None:
             raise UserError(
-                "reward.verifier", True, "data.train is no reasoning_gym task, so there is no verifier",
+                "reward.verifier",
+                True,
+                "data.train is no reasoning_gym task, so there is no verifier",
                 "set reward.function or reward.model, or data.train.reasoning_gym",
             )
         return self
@@ -305,13 +383,15 @@ def _check_batches(name: str, group: Trained, rows: int) -> None:
     mini = group.mini_batch_size or rows
     if rows % mini:
         raise UserError(
-            f"{name}.mini_batch_size", mini,
+            f"{name}.mini_batch_size",
+            mini,
             f"does not divide the {rows} rows of a step (data.prompts_per_step x data.samples_per_prompt)",
             f"choose a divisor of {rows}",
         )
     if mini % (group.world_size * group.micro_batch_size):
         raise UserError(
-            f"{name}.micro_batch_size", group.micro_batch_size,
+            f"{name}.micro_batch_size",
+            group.micro_batch_size,
             f"{group.world_size} ranks x {group.micro_batch_size} rows does not divide the mini-batch of {mini} rows",
             f"choose a micro_batch_size that divides {mini} / {group.world_size}",
         )
