@@ -1,0 +1,239 @@
+"""DeepSpeed around a module: build it, step it, copy its checkpoint out, hash it.
+
+DeepSpeed averages gradients over ranks; our losses are token sums over a denominator that already counts all ranks,
+so ``backward`` multiplies by the world size.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from linckia.api.config import Optimizer, Trained
+
+CHECKPOINT_TAG = "state"
+
+
+class NonFiniteError(RuntimeError):
+    """Loss or gradients are not finite on some rank; every rank raises it before the optimizer step."""
+
+
+def prepare_backend(device: str) -> None:
+    """Tell DeepSpeed about the device before it is first imported. On CPU this also skips a 60 s kernel build."""
+    if device == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+    import deepspeed.ops
+
+    if device == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="nccl" if device == "cuda" else "gloo", verbose=False)
+
+
+def build_trained_engine(module: nn.Module, group: Trained, device: str, dtype: torch.dtype, timeout: float) -> Any:
+    """A DeepSpeed engine that trains ``module`` with AdamW at the group's ZeRO stage."""
+    import deepspeed
+
+    settings = group.optimizer
+    optimizer = torch.optim.AdamW(
+        module.parameters(),
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    optimizer.register_step_pre_hook(_refuse_non_finite_gradients)
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=optimizer, config=deepspeed_config(group, device, dtype), dist_init_required=False
+    )
+    bound_collectives(timeout)
+    return engine
+
+
+def build_inference_engine(module: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
+    """A frozen module on its device; no engine is needed where nothing is trained."""
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    return module.to(device=device, dtype=dtype).eval()
+
+
+def deepspeed_config(group: Trained, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """DeepSpeed's own configuration of a trained group."""
+    zero: dict[str, Any] = {"stage": group.zero_stage}
+    if group.offload and group.zero_stage:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device == "cuda"}
+        if group.zero_stage == 3:
+            zero["offload_param"] = {"device": "cpu", "pin_memory": device == "cuda"}
+    return {
+        "train_micro_batch_size_per_gpu": group.micro_batch_size,
+        "gradient_accumulation_steps": 1,  # the boundary is set by hand: the last batch of an epoch is shorter
+        "gradient_clipping": group.optimizer.max_grad_norm,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+    }
+
+
+def bound_collectives(timeout: float) -> None:
+    """Bound every process group's collectives; DeepSpeed clones groups with a limit of its own (30 minutes)."""
+    from datetime import timedelta
+
+    from torch.distributed import distributed_c10d as c10d
+
+    for group in list(c10d._world.pg_map):
+        c10d._set_pg_timeout(timedelta(seconds=timeout), group)
+
+
+def learning_rate(settings: Optimizer, step: int, total_steps: int) -> float:
+    """The rate of PPO step ``step`` (1, 2, ...): linear warm-up, then constant, linear or cosine decay to 0.
+
+    A pure function of the step, so that nothing about it has to be saved.
+    """
+    if step <= settings.warmup_steps:
+        return settings.lr * step / (settings.warmup_steps + 1)
+    if settings.schedule == "constant":
+        return settings.lr
+    end = settings.decay_steps or total_steps
+    done = min(1.0, (step - 1 - settings.warmup_steps) / max(1, end - settings.warmup_steps))
+    return settings.lr * (1 - done if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def set_learning_rate(engine: Any, rate: float) -> None:
+    for group in engine.optimizer.param_groups:
+        group["lr"] = rate
+
+
+def backward(engine: Any, loss: Tensor, last: bool) -> None:
+    """One micro-batch of a mini-batch; gradients accumulate until ``last``."""
+    engine.set_gradient_accumulation_boundary(last)
+    engine.backward(loss * dist.get_world_size())
+
+
+def step(engine: Any) -> float:
+    """The optimizer step that ends a mini-batch; returns the global gradient norm before clipping.
+
+    Raises NonFiniteError on every rank if a gradient is not finite on any; nothing has been stepped on then.
+    """
+    engine.step()
+    norm = engine.get_global_grad_norm()
+    return float(norm) if norm is not None else float("nan")
+
+
+def all_finite(value: Tensor) -> bool:
+    """Whether ``value`` is finite on every rank."""
+    flag = torch.isfinite(value).all().to(torch.float32)
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return bool(flag.item())
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    dist.all_reduce(values)
+    return values
+
+
+def _refuse_non_finite_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    flag = torch.ones(())
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                flag = flag.to(parameter.grad.device)
+                flag = flag * torch.isfinite(parameter.grad).all()
+    if not all_finite(torch.where(flag > 0, 0.0, float("nan"))):
+        raise NonFiniteError("a gradient is not finite")
+
+
+class CopyingCheckpointEngine:
+    """DeepSpeed's checkpoint engine that keeps host copies of what it is given, to be written later.
+
+    ``files`` maps each file name of DeepSpeed's checkpoint to its state; the copies are taken before ``save`` returns,
+    so the next optimizer step may run while they are written.
+    """
+
+    def __init__(self) -> None:
+        self.name = "copying"
+        self.files: dict[str, Any] = {}
+
+    def create(self, info: Any) -> None:
+        self.files = {}
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Nothing: the files live in memory until they are written as one state."""
+
+    def save(self, state_dict: Any, path: str) -> None:
+        self.files[Path(path).name] = _copied(state_dict)
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        # DeepSpeed's checkpoint holds argparse-like objects besides tensors; the content hash has been checked.
+        return torch.load(path, map_location=map_location, weights_only=False)
+
+    def commit(self, info: Any) -> bool:
+        return True
+
+    def is_data_parallel_writer(self, dp_rank: int) -> bool:
+        return dp_rank == 0
+
+    def is_decoupled(self) -> bool:
+        return False
+
+    def set_commit_info(self, info: Any) -> None:
+        pass
+
+    def get_commit_info(self) -> None:
+        return None
+
+    def cleanup(self) -> None:
+        pass
+
+    def preserves_storage_sharing(self) -> bool:
+        return False
+
+
+def copy_out(engine: Any) -> dict[str, Any]:
+    """This rank's DeepSpeed checkpoint as {file name: state}, copied to host memory. Collective."""
+    engine.checkpoint_engine = copier = CopyingCheckpointEngine()
+    engine.save_checkpoint("/linckia", tag=CHECKPOINT_TAG, save_latest=False)
+    return copier.files
+
+
+def load_checkpoint(engine: Any, folder: Path) -> None:
+    """Load a DeepSpeed checkpoint whose files lie in ``folder/state``. Collective."""
+    engine.checkpoint_engine = CopyingCheckpointEngine()
+    path, _ = engine.load_checkpoint(str(folder), tag=CHECKPOINT_TAG, load_lr_scheduler_states=False)
+    assert path is not None, f"DeepSpeed found no checkpoint in {folder}"
+
+
+def state_tensors(engine: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that makes up this rank's state, by a stable name."""
+    yield from _tensors("", copy_out(engine))
+
+
+def _tensors(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield prefix, value
+    elif isinstance(value, dict):
+        for key in value:
+            yield from _tensors(f"{prefix}/{key}", value[key])
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _tensors(f"{prefix}/{index}", item)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True).contiguous()
+    if isinstance(value, dict):
+        copied = {key: _copied(item) for key, item in value.items()}
+        return copied if type(value) is dict else type(value)(copied)
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(_copied(item) for item in value)
+    return value

@@ -1,0 +1,108 @@
+"""The policy: log-probabilities of what the engines sampled, and the clipped policy update."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linckia.api.config import RunConfig
+from linckia_trainer.algorithms import losses
+from linckia_trainer.groups import engine as ds
+from linckia_trainer.groups.model_member import Arrays, ModelMember, micro_batches
+from linckia_trainer.roles.language_model import check_head, load_language_model, model_dtype
+from linckia_trainer.roles.updating import Sums, mini_batches, to_device
+
+
+class PolicyMember(ModelMember):
+    """One rank of the policy group."""
+
+    def load(self, config: RunConfig) -> None:
+        self.config = config
+        ds.prepare_backend(self.device)
+        torch.manual_seed(config.run.seed)
+        module = load_language_model(config.model, self.device)
+        check_head(module)
+        self.engine = ds.build_trained_engine(
+            module, config.policy, self.device, model_dtype(config.model, self.device), config.recovery.collective_timeout
+        )
+        if config.policy.zero_stage == 3:
+            module.register_head()
+
+    def log_probs(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """old_log_probs float32 [n,T] and entropies of the masked tokens, before this record's update."""
+        config = self._config
+        out = np.zeros(arrays["tokens"].shape, np.float32)
+        self.engine.eval()
+        with torch.no_grad():
+            for rows, part in micro_batches(arrays, config.policy.micro_batch_size):
+                batch = to_device(part, self.device)
+                values, _ = self.engine(batch["tokens"], batch["loss_mask"], config.rollout.temperature)
+                out[rows, : values.shape[1]] = values.cpu().numpy()
+                self.progress.tick("score", values.shape[0])
+        return {"old_log_probs": out}
+
+    def update(self, arrays: Arrays, step: int) -> dict[str, float]:
+        """PPO's clipped update on one record's rows of this rank; returns token means over all ranks."""
+        config = self._config
+        ds.set_learning_rate(self.engine, ds.learning_rate(config.policy.optimizer, step, config.run.steps))
+        self.engine.train()
+        sums, norms = Sums(), []
+        for mini, denominator in mini_batches(arrays, config.policy, config.algorithm.epochs, config.run.seed, step, self):
+            parts = list(micro_batches(mini, config.policy.micro_batch_size))
+            for index, (_, part) in enumerate(parts):
+                self.check_fence()
+                loss = self._loss(to_device(part, self.device), denominator, float(arrays["kl_coefficient"][0]), sums)
+                if not ds.all_finite(loss):
+                    raise ds.NonFiniteError(f"the policy loss of step {step} is not finite")
+                ds.backward(self.engine, loss, last=index == len(parts) - 1)
+                self.progress.tick("update")
+            norms.append(ds.step(self.engine))
+        return sums.means("policy") | {"policy/grad_norm": float(np.mean(norms))}
+
+    def _loss(self, batch: dict[str, Tensor], denominator: float, kl_coefficient: float, sums: "Sums") -> Tensor:
+        algorithm = self._config.algorithm
+        mask = batch["loss_mask"]
+        log_probs, entropies = self.engine(batch["tokens"], mask, self._config.rollout.temperature)
+        loss, metrics = losses.policy_loss(
+            log_probs, batch["old_log_probs"], batch["advantages"], mask, algorithm.clip, denominator
+        )
+        sums.add(mask, loss=loss.detach() * denominator, **metrics)
+        bonus, metrics = losses.entropy_loss(entropies, mask, denominator)
+        sums.add(None, **metrics)
+        if algorithm.entropy:
+            loss = loss + algorithm.entropy * bonus
+        if algorithm.kl.where == "loss" and "reference_log_probs" in batch:
+            penalty, metrics = losses.kl_loss(
+                log_probs, batch["reference_log_probs"], mask, algorithm.kl.estimator, denominator
+            )
+            sums.add(None, **metrics)
+            loss = loss + kl_coefficient * penalty
+        return loss
+
+    def weight_layout(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """(Hugging Face name, shape, dtype) of every parameter, in the order in which they travel."""
+        return [
+            (name, tuple(getattr(parameter, "ds_shape", parameter.shape)), str(parameter.dtype).removeprefix("torch."))
+            for name, parameter in self._named_parameters()
+        ]
+
+    def weights(self, names: list[str]) -> Iterator[tuple[str, Tensor]]:
+        """Whole parameters by name, gathered from all ranks where ZeRO-3 splits them. Collective."""
+        import deepspeed
+
+        wanted = dict(self._named_parameters())
+        parameters = [wanted[name] for name in names]
+        with deepspeed.zero.GatheredParameters(parameters, enabled=self._config.policy.zero_stage == 3):
+            for name, parameter in zip(names, parameters, strict=True):
+                yield name, parameter.detach()
+
+    def _named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        return self.engine.module.lm.named_parameters()  # type: ignore[no-any-return]
+
+    @property
+    def _config(self) -> RunConfig:
+        assert self.config is not None, "load comes first"
+        return self.config
