@@ -1,0 +1,145 @@
+"""Who may write: attempts of the run's controller and generations of its groups, claimed by exclusive create.
+
+Objects, all JSON: ``attempts/N`` who claimed it, ``attempts/N.end`` how it ended, ``generations/{group}/{n}``.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from linckia.api.errors import LiveRunError
+from linckia_trainer.log.framing import canonical_json
+from linckia_trainer.log.process import start_time, this_host
+from linckia_trainer.log.store import Store
+
+Outcome = Literal["finished", "stopped", "failed"]
+_ATTEMPT = re.compile(r"attempts/(\d+)")
+
+
+@dataclass(frozen=True)
+class AttemptInfo:
+    """One life of the controller, as it claimed itself. Immutable once claimed.
+
+    (``host``, ``pid``, ``start_time``) names its process (see ``process.start_time``). ``ray_address`` and
+    ``api_address`` are where its beacon and its control API are. ``config`` is the resolved run config.
+
+    Example: ``AttemptInfo(attempt=2, host="node-0", pid=4711, start_time=123456, ray_address="10.0.0.1:6379",
+    api_address="10.0.0.1:8470", config={...})``
+    """
+
+    attempt: int
+    host: str = ""
+    pid: int = 0
+    start_time: int = 0
+    ray_address: str = ""
+    api_address: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    claimed: float = 0.0
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """How an attempt ended. ``fingerprint`` names a cause that is the same when it strikes again."""
+
+    attempt: int
+    outcome: Outcome
+    cause: str
+    fingerprint: str
+    ended: float
+
+
+BeaconAlive = Callable[[AttemptInfo], bool]
+
+
+def claim(
+    store: Store, info: Mapping[str, Any], *, takeover: bool = False, beacon_alive: BeaconAlive | None = None
+) -> int:
+    """Claim the next attempt; returns its number, from 1. ``info``: AttemptInfo's fields but for ``attempt``.
+
+    From that moment a lower attempt is superseded. LiveRunError if the newest attempt is alive, unless ``takeover``. Of
+    two that start at once the slower finds the faster one alive.
+    """
+    while True:
+        newest = latest(store)
+        if newest is not None and not takeover and is_live(store, newest, beacon_alive):
+            raise LiveRunError(
+                "run.dir", store.uri,
+                f"attempt {newest.attempt} of this run is alive: process {newest.pid} on {newest.host}",
+                "wait for it, stop it with `linckia stop`, or take over with --takeover",
+            )  # fmt: skip
+        number = 1 if newest is None else newest.attempt + 1
+        mine = AttemptInfo(**{"claimed": time.time(), **info, "attempt": number})
+        if store.put_if_absent(f"attempts/{number}", canonical_json(asdict(mine))):
+            return number
+
+
+def numbers(store: Store) -> list[int]:
+    """The attempts that were ever claimed, in order."""
+    return sorted(int(match[1]) for key in store.list("attempts") if (match := _ATTEMPT.fullmatch(key)))
+
+
+def read(store: Store, attempt: int) -> AttemptInfo:
+    """What an attempt claimed; all fields empty if its object is damaged, so that it blocks nobody."""
+    known = {one.name for one in fields(AttemptInfo)} - {"attempt"}
+    found = _read_json(store, f"attempts/{attempt}")
+    return AttemptInfo(attempt=attempt, **{name: value for name, value in found.items() if name in known})
+
+
+def latest(store: Store) -> AttemptInfo | None:
+    """The newest attempt, alive or not."""
+    claimed = numbers(store)
+    return read(store, claimed[-1]) if claimed else None
+
+
+def superseded(store: Store, attempt: int) -> bool:
+    """Whether a higher attempt was claimed: the lower one writes nothing more and exits."""
+    return any(number > attempt for number in numbers(store))
+
+
+def is_alive(info: AttemptInfo, beacon_alive: BeaconAlive | None = None) -> bool:
+    """Whether an attempt's process runs here, or its beacon is ALIVE in the Ray cluster it names.
+
+    Without ``beacon_alive`` an attempt of another host counts as dead: whoever cannot be seen blocks nobody.
+    """
+    if info.pid and info.host == this_host() and start_time(info.pid) == info.start_time:
+        return True
+    return beacon_alive is not None and beacon_alive(info)
+
+
+def is_live(store: Store, info: AttemptInfo, beacon_alive: BeaconAlive | None = None) -> bool:
+    """``is_alive`` for an attempt that has not said that it ended."""
+    return outcome(store, info.attempt) is None and is_alive(info, beacon_alive)
+
+
+def end(store: Store, attempt: int, outcome: Outcome, cause: str = "", fingerprint: str = "") -> None:
+    """Write down how an attempt ended; the first word stands."""
+    ended = AttemptEnd(attempt, outcome, cause, fingerprint, time.time())
+    store.put_if_absent(f"attempts/{attempt}.end", canonical_json(asdict(ended)))
+
+
+def outcome(store: Store, attempt: int) -> AttemptEnd | None:
+    """How an attempt ended; None if it did not say (it runs, or was killed)."""
+    found = _read_json(store, f"attempts/{attempt}.end")
+    return AttemptEnd(**found) if found.keys() == {one.name for one in fields(AttemptEnd)} else None
+
+
+def claim_generation(store: Store, group: str, info: Mapping[str, Any] | None = None) -> int:
+    """Claim the next incarnation of a group; returns its number, from 1."""
+    pattern = re.compile(rf"generations/{re.escape(group)}/(\d+)")
+    while True:
+        claimed = [int(match[1]) for key in store.list(f"generations/{group}") if (match := pattern.fullmatch(key))]
+        number = max(claimed, default=0) + 1
+        if store.put_if_absent(f"generations/{group}/{number}", canonical_json({**(info or {}), "generation": number})):
+            return number
+
+
+def _read_json(store: Store, key: str) -> dict[str, Any]:
+    """An object's JSON; {} if it is not there or is no JSON object."""
+    try:
+        found = json.loads(store.get(key))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,231 @@
+"""The one way to storage: objects under keys in a place that a URI names.
+
+A reader sees an object whole or not at all. ``put_if_absent`` is the run's only lock: of any number of writers of one
+key exactly one is told True. Every error that a user can put right names ``run.dir`` or the storage option behind it.
+"""
+
+import contextlib
+import errno
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from linckia.api.errors import UserError
+from linckia_trainer.log.framing import Buffer
+from linckia_trainer.log.local_files import LocalFiles
+from linckia_trainer.log.objects import Backend, FsspecObjects, NoExclusiveCreate, ObjectInfo
+
+Data = Buffer | Sequence[Buffer]
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG)
+_RACERS = 8
+
+
+class DiskFullError(UserError):
+    """No space left; what was written before is whole, and nothing of the new object is to be seen."""
+
+
+class Store:
+    """Objects below ``uri``: a folder, ``file://`` or any fsspec URI (``s3://bucket/folder``).
+
+    ``options`` are the filesystem's arguments, such as ``endpoint_url``. ``single_writer``: the user promises to start
+    one controller at a time, so a place without exclusive create will do. Pickles; each process opens its own.
+
+    Example: ``Store("s3://bucket/runs/first", {"endpoint_url": "http://localhost:9000"})``
+    """
+
+    def __init__(self, uri: str, options: dict[str, Any] | None = None, single_writer: bool = False) -> None:
+        self.uri = uri
+        self.options = dict(options or {})
+        self.single_writer = single_writer
+        self._exclusive = True
+        self._backend = _open_backend(uri, self.options)
+
+    def __reduce__(self) -> tuple[type["Store"], tuple[str, dict[str, Any], bool]]:
+        return Store, (self.uri, self.options, self.single_writer)
+
+    def __repr__(self) -> str:
+        return f"Store({self.uri!r})"
+
+    def put_if_absent(self, key: str, data: Data) -> bool:
+        """Write an object unless its key exists; True if it was this call that made it."""
+        with self._clear_errors(key):
+            if not self._exclusive:
+                return self._put_unless_seen(key, data)
+            try:
+                return self._backend.create(key, _buffers(data))
+            except NoExclusiveCreate as reason:
+                if not self.single_writer:
+                    raise _no_lock(self.uri, str(reason)) from reason
+                self._exclusive = False
+                return self._put_unless_seen(key, data)
+
+    def put(self, key: str, data: Data) -> None:
+        """Write an object, over another if there is one."""
+        with self._clear_errors(key):
+            self._backend.replace(key, _buffers(data))
+
+    def get(self, key: str) -> bytes:
+        """The whole object. FileNotFoundError if it is not there."""
+        with self._clear_errors(key):
+            return self._backend.read(key)
+
+    def read_start(self, key: str, num_bytes: int) -> bytes:
+        """The first ``num_bytes`` of an object, fewer if it is shorter. FileNotFoundError if it is not there."""
+        start = self.read_starts([key], num_bytes)[0]
+        if start is None:
+            raise FileNotFoundError(f"{key} is not in {self.uri}")
+        return start
+
+    def read_starts(self, keys: Sequence[str], num_bytes: int) -> list[bytes | None]:
+        """``read_start`` of many objects, side by side where the place can do that; None for one that is not there."""
+        with self._clear_errors(keys[0] if keys else ""):
+            return self._backend.read_starts(keys, num_bytes)
+
+    def exists(self, key: str) -> bool:
+        try:
+            self.info(key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def info(self, key: str) -> tuple[int, float]:
+        """(size in bytes, time of the last change in seconds since 1970). FileNotFoundError if it is not there."""
+        with self._clear_errors(key):
+            found = self._backend.info(key)
+        return found.size, found.modified
+
+    def list(self, prefix: str = "") -> list[str]:
+        """The sorted keys of all objects below a folder, such as ``log`` or ``state/policy``; "" for all there are."""
+        return list(self.scan(prefix))
+
+    def scan(self, prefix: str = "") -> dict[str, ObjectInfo]:
+        """``list`` with size and time of each object, in one listing."""
+        with self._clear_errors(prefix):
+            return dict(sorted(self._backend.scan(prefix.rstrip("/")).items()))
+
+    def delete(self, key: str) -> None:
+        """Remove an object, or all objects below a folder. Removing what is not there is no error."""
+        with self._clear_errors(key):
+            self._backend.delete(_checked(key))
+
+    def move(self, source: str, target: str) -> None:
+        """Rename an object, or a folder with all below it, to a key that is free."""
+        with self._clear_errors(source):
+            self._backend.move(_checked(source), _checked(target))
+
+    def probe(self) -> None:
+        """Find out, before anything starts, whether this place can hold a run; remove what killed writers left.
+
+        UserError when it cannot be reached or written, or (unless ``single_writer``) lets one key be created twice.
+        """
+        folder = f"probe-{uuid.uuid4().hex}"
+        try:
+            reason = self._created_twice(folder)
+            if reason and not self.single_writer:
+                raise _no_lock(self.uri, reason)
+            self._exclusive = self._exclusive and not reason
+            self.delete(folder)
+            self._backend.sweep()
+        except FileNotFoundError as error:
+            raise UserError(
+                "run.dir", self.uri, f"the bucket or folder does not exist ({error})",
+                "make it, or correct run.dir or storage.options",
+            ) from error  # fmt: skip
+
+    def _created_twice(self, folder: str) -> str:
+        """Why this place is no lock; "" if it is one."""
+        first = f"{folder}/first"
+        if not self.put_if_absent(first, b"1") or self.put_if_absent(first, b"2") or self.get(first) != b"1":
+            return "it let one key be created twice"
+        # a create that looks first and writes then passes the test above and fails this one
+        barrier = Barrier(_RACERS)
+
+        def race(number: int) -> bool:
+            barrier.wait()
+            return self.put_if_absent(f"{folder}/race", str(number).encode())
+
+        with ThreadPoolExecutor(_RACERS) as pool:
+            winners = sum(pool.map(race, range(_RACERS)))
+        return "" if winners == 1 else f"{winners} of {_RACERS} writers created one key at one time"
+
+    def _put_unless_seen(self, key: str, data: Data) -> bool:
+        if self.exists(key):
+            return False
+        self.put(key, data)
+        return True
+
+    @contextlib.contextmanager
+    def _clear_errors(self, key: str) -> Iterator[None]:
+        """Say what a user can do about an error. FileNotFoundError stays: it is an answer, not a failure."""
+        try:
+            yield
+        except (FileNotFoundError, UserError):
+            raise
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise DiskFullError(
+                    "run.dir", self.uri, f"no space left while writing {key}", "free some space, then start again",
+                ) from error  # fmt: skip
+            if isinstance(error, PermissionError) or error.errno in _UNUSABLE:
+                raise UserError(
+                    "run.dir", self.uri, f"{key or 'it'} may not be read or written there ({error})",
+                    "check the folder's owner and rights, or the key and secret in storage.options",
+                ) from error  # fmt: skip
+            raise
+        except _botocore_errors(self.uri) as error:
+            raise UserError(
+                "run.dir", self.uri, f"cannot be reached ({error})",
+                "check the network, endpoint_url, key and secret in storage.options",
+            ) from error  # fmt: skip
+
+
+def _open_backend(uri: str, options: dict[str, Any]) -> Backend:
+    if ("://" not in uri and "::" not in uri) or uri.startswith(("file://", "local://")):
+        path = uri.removeprefix("file://").removeprefix("local://")
+        return LocalFiles(Path(os.path.abspath(Path(path).expanduser())))
+    try:
+        # never cached: another process may write at any moment
+        uncached = {"use_listings_cache": False} if uri.startswith(("s3://", "s3a://")) else {}
+        filesystem, root = url_to_fs(uri, **{**options, **uncached}, skip_instance_cache=True)
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            "run.dir", uri, str(error), "use a folder or an fsspec URI, such as s3://bucket/folder"
+        ) from error
+    except TypeError as error:
+        raise UserError(
+            "storage.options", options, str(error), f"use the arguments of the filesystem of {uri}"
+        ) from error
+    return FsspecObjects(filesystem, root)
+
+
+def _botocore_errors(uri: str) -> tuple[type[Exception], ...]:
+    """What an S3 client raises that is no OSError: no credentials, no such host, time-outs."""
+    if not uri.startswith(("s3://", "s3a://")):
+        return ()
+    from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]  # part of s3fs, loaded for s3 alone
+
+    return (BotoCoreError,)
+
+
+def _no_lock(uri: str, reason: str) -> UserError:
+    return UserError(
+        "storage.single_writer", False, f"{uri} cannot keep two controllers apart: {reason}",
+        "use another place for run.dir, or set storage.single_writer to true and start one controller at a time",
+    )  # fmt: skip
+
+
+def _buffers(data: Data) -> Sequence[Buffer]:
+    return [data] if isinstance(data, bytes | bytearray | memoryview) else data
+
+
+def _checked(key: str) -> str:
+    assert key.strip("/"), "an empty key would be the whole run"
+    return key.rstrip("/")
