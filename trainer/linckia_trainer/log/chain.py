@@ -128,7 +128,7 @@ class RunLog:
     def hash_at(self, step: int) -> str | None:
         """``log_hash``, or None: beyond the head, pruned, or damaged.
 
-        What the next record names is believed over the record itself: it is what the run went on from.
+        What the next record names is believed over the record itself and its mark: it is what the run went on from.
         """
         if step == 0 and self._origin is not None:
             return self._origin
@@ -137,7 +137,11 @@ class RunLog:
             return following.previous
         if not isinstance(link, Link):
             return None
-        return skip_hash(link.log_hash) if step in self._marks and step == self.head() else link.log_hash
+        return skip_hash(link.log_hash) if step in self._marks else link.log_hash
+
+    def marked(self) -> list[int]:
+        """The steps that have a skip mark, whether it counts or not."""
+        return sorted(self._marks)
 
     def skipped(self, step: int) -> bool:
         """Whether a step's skip mark counts: the step is the head, or the next record goes on from it."""
@@ -166,7 +170,7 @@ class RunLog:
             self._links[step] = link
             return self._record(step, payload)
         self.refresh()
-        problems = self._problems(step - 1) + self._problems(step)
+        problems = self.problems(step - 1) + self.problems(step)
         if problems:
             raise self._damaged(step, problems[0])
         return self.read(step)
@@ -206,17 +210,32 @@ class RunLog:
         first = min(self._links, default=1)
         for step in range(min(first, needed_after + 1), self.head() + 1):
             needed = step > needed_after or step == self.head()
-            reasons = self._problems(step)
-            if not reasons and (needed or deep):
-                try:
-                    self.read(step)
-                except DamagedError as error:
-                    reasons = [error.reason]
+            reasons = self.problems(step, deep=needed or deep)
             if reasons and needed:
                 raise self._damaged(step, reasons[0])
             if step >= first:
                 warnings += [f"{record_key(step)}: {reason} (no group needs it)" for reason in reasons]
         return warnings
+
+    def problems(self, step: int, deep: bool = False) -> list[str]:
+        """What is wrong with a step's record and its place in the chain: by headers, or (``deep``) by every byte."""
+        link, before = self._links.get(step), self._links.get(step - 1)
+        if step == 0:
+            return []
+        if link is None:
+            return ["the record is missing"]
+        if isinstance(link, Broken):
+            return [link.reason]
+        if step == 1 and self._origin is not None and link.previous != self._origin:
+            return ["it does not follow this run's origin: config, model or data were others"]
+        if isinstance(before, Link) and link.previous not in (before.log_hash, skip_hash(before.log_hash)):
+            return [f"it does not follow {record_key(step - 1)}"]
+        if deep:
+            try:
+                self.read(step)
+            except DamagedError as error:
+                return [error.reason]
+        return []
 
     def prune(self, steps: Iterable[int]) -> None:
         """Remove the records of ``steps`` (see ``retention.records_to_prune``) and their skip marks; never the head."""
@@ -240,22 +259,6 @@ class RunLog:
         if header.get("step") != step:
             return Broken(f"it is the record of step {header.get('step')}")
         return Link(header["previous"], header["log_hash"])
-
-    def _problems(self, step: int) -> list[str]:
-        """What is wrong with a step's place in the chain, by headers alone."""
-        link = self._links.get(step)
-        if step == 0:
-            return []
-        if link is None:
-            return ["the record is missing"]
-        if isinstance(link, Broken):
-            return [link.reason]
-        before = self._links.get(step - 1)
-        if step == 1 and self._origin is not None and link.previous != self._origin:
-            return ["it does not follow this run's origin: config, model or data were others"]
-        if isinstance(before, Link) and link.previous not in (before.log_hash, skip_hash(before.log_hash)):
-            return [f"it does not follow {record_key(step - 1)}"]
-        return []
 
     def _record(self, step: int, payload: Buffer) -> Record:
         link = self._links[step]
