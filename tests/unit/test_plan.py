@@ -6,8 +6,8 @@ from rich.console import Console
 
 from linckia.api.config import RunConfig
 from linckia.api.errors import UserError
-from linckia.api.fits import check_fits, plan_to_json, render_plan
-from linckia.api.plan import in_node_order, plan
+from linckia.api.plan import check_fits, in_node_order, plan
+from linckia.api.plan_view import plan_to_json, render_plan
 
 NODE_8 = {"CPU": 96.0, "GPU": 8.0, "memory": 1e12, "node:10.0.0.1": 1.0}
 NODE_2 = {"CPU": 16.0, "GPU": 2.0, "memory": 1e11}

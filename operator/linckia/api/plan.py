@@ -6,12 +6,14 @@ engine side by side. A slot is only ever dealt out within one role, so each bund
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from linckia.api.config import ROLES, Inference, Resources, Role, RunConfig, Strategy, Trained, parse_memory
 from linckia.api.errors import UserError
 from linckia.api.names import rollout_group
+from linckia.api.resources import add_resources, describe, in_units, words
 
 _PRECISION = 10_000  # Ray counts resources in steps of 0.0001
 
@@ -156,15 +158,6 @@ def in_node_order(plan: Plan, nodes: Mapping[str, Sequence[str]]) -> Plan:
             members.append(replace(member, bundle=bundles[0], worker_bundles=workers))
         groups.append(replace(group, members=tuple(members)))
     return replace(plan, groups=tuple(groups))
-
-
-def add_resources(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sum of resource mappings, to Ray's precision."""
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, amount in part.items():
-            total[name] = round(total.get(name, 0.0) + amount, 4)
-    return total
 
 
 # ---- who shares what ---------------------------------------------------------------------------------------------
@@ -313,3 +306,90 @@ def _placement_group(
     strategy = next(iter(named.values()), "STRICT_PACK" if engine else config.placement.strategy)
     uses_gpus = any("GPU" in bundle for bundle in bundles)
     return PlacementGroupPlan(key, bundles, strategy, uses_gpus, tuple(unit.role for unit in units))
+
+
+# ---- against a cluster -------------------------------------------------------------------------------------------
+
+
+def check_fits(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> None:
+    """Raise UserError if the plan can never be placed on nodes of these total Ray resources, even when they are idle.
+
+    Sound, not complete: what is refused cannot be placed in any way; what passes may still not pack, and then the
+    time limit on placement tells.
+    """
+    _check_totals(plan, nodes)
+    for group in plan.placement_groups:
+        for bundle in group.bundles:
+            if not any(_times(bundle, node) for node in nodes):
+                reason = f"no node is large enough for one bundle of {words(bundle)}; {describe(nodes)}"
+                raise _misfit(group, reason, f"lower {_keys(group, 'resources')}, or add larger nodes")
+        _check_strict(group, nodes)
+    _check_counts(plan, nodes)
+
+
+def _check_totals(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> None:
+    have = add_resources(nodes)
+    for name, amount in plan.totals.items():
+        if amount > have.get(name, 0.0) + 1e-6:
+            parts = {
+                group.key: add_resources(group.bundles).get(name, 0.0)
+                for group in plan.placement_groups
+                if any(name in bundle for bundle in group.bundles)
+            }
+            needed = ", ".join(f"{key} {in_units(name, part)}" for key, part in parts.items())
+            raise UserError(
+                "placement",
+                None,
+                f"the run needs {in_units(name, amount)} {name} ({needed}) and the cluster has "
+                f"{in_units(name, have.get(name, 0.0))}; {describe(nodes)}",
+                "use fewer or smaller members, share devices with placement.colocation, or add nodes",
+            )
+
+
+def _check_strict(group: PlacementGroupPlan, nodes: Sequence[Mapping[str, float]]) -> None:
+    count = len(group.bundles)
+    if group.strategy == "STRICT_PACK":
+        whole = add_resources(group.bundles)
+        if not any(_times(whole, node) for node in nodes):
+            reason = f"STRICT_PACK wants {count} bundles, {words(whole)} together, on one node; {describe(nodes)}"
+            raise _misfit(group, reason, f"set {_keys(group, 'resources.strategy')} to PACK, or use smaller groups")
+    if group.strategy == "STRICT_SPREAD":
+        able = sum(any(_times(bundle, node) for bundle in group.bundles) for node in nodes)
+        if able < count:
+            reason = f"STRICT_SPREAD wants {count} bundles on {count} nodes and {able} can hold one; {describe(nodes)}"
+            raise _misfit(group, reason, f"set {_keys(group, 'resources.strategy')} to SPREAD, or use fewer members")
+
+
+def _check_counts(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> None:
+    """Bundles against nodes: eight of 1 GPU and 4 CPUs do not fit two nodes of 4 GPUs and 8 CPUs."""
+    bundles = [
+        bundle for group in plan.placement_groups if group.uses_gpus for bundle in group.bundles if "GPU" in bundle
+    ]
+    shared = set(bundles[0]).intersection(*bundles) if bundles else set()
+    least = {name: min(bundle[name] for bundle in bundles) for name in shared}
+    kinds = [(least, len(bundles))] if bundles else []
+    counted = Counter(tuple(sorted(bundle.items())) for group in plan.placement_groups for bundle in group.bundles)
+    kinds += [(dict(kind), count) for kind, count in counted.items()]
+    for kind, count in kinds:
+        room = sum(_times(kind, node) for node in nodes)
+        if room < count:
+            raise UserError(
+                "placement",
+                None,
+                f"the run has {count} bundles of at least {words(kind)} and the cluster holds {room}, "
+                f"{count - room} are missing; {describe(nodes)}",
+                "lower resources.cpus or resources.memory of the roles, or add nodes",
+            )
+
+
+def _times(bundle: Mapping[str, float], node: Mapping[str, float]) -> int:
+    """How often a bundle fits an idle node."""
+    return min((int(node.get(name, 0.0) / amount + 1e-6) for name, amount in bundle.items()), default=0)
+
+
+def _misfit(group: PlacementGroupPlan, reason: str, next_step: str) -> UserError:
+    return UserError(f"placement of {group.key}", None, reason, next_step)
+
+
+def _keys(group: PlacementGroupPlan, key: str) -> str:
+    return ", ".join(f"{role}.{key}" for role in group.roles)
