@@ -6,6 +6,7 @@ so ``backward`` multiplies by the world size.
 
 import math
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from linckia.api.config import Optimizer, Trained
+from linckia_trainer.groups.engine_errors import NonFiniteError
 
 CHECKPOINT_TAG = "state"
-
-
-class NonFiniteError(RuntimeError):
-    """Loss or gradients are not finite on some rank; every rank raises it before the optimizer step."""
 
 
 def prepare_backend(device: str) -> None:
@@ -197,9 +195,14 @@ class CopyingCheckpointEngine:
 
 
 def copy_out(engine: Any) -> dict[str, Any]:
-    """This rank's DeepSpeed checkpoint as {file name: state}, copied to host memory. Collective."""
+    """This rank's DeepSpeed checkpoint as {file name: state}, copied to host memory. Collective.
+
+    The file names are those DeepSpeed gives them, so ``load_checkpoint`` and DeepSpeed's own tools find them.
+    """
     engine.checkpoint_engine = copier = CopyingCheckpointEngine()
-    engine.save_checkpoint("/linckia", tag=CHECKPOINT_TAG, save_latest=False)
+    engine.save_non_zero_checkpoint = True  # each rank's state stands alone: a rank restores from its own files
+    with tempfile.TemporaryDirectory() as folder:  # DeepSpeed puts a helper script there, and nothing of ours
+        engine.save_checkpoint(folder, tag=CHECKPOINT_TAG, save_latest=False)
     return copier.files
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import ray
 
 from linckia.api.errors import FencedError
+from linckia_trainer.log.process import start_time
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Member:
             "rank": self.identity.rank,
             "generation": self.identity.generation,
             "pid": os.getpid(),
+            "processes": processes(),
             "node_ip": ray.util.get_node_ip_address(),
             "node_id": ray.get_runtime_context().get_node_id(),
             "stage": self.progress.stage,
@@ -145,3 +148,10 @@ class Member:
         while time.monotonic() - self.last_heard < orphan_timeout:
             time.sleep(min(5.0, orphan_timeout / 4))
         os._exit(3)  # nobody has continued this run: free its devices
+
+
+def processes() -> list[dict[str, int | None]]:
+    """(pid, start time) of this process and all its children, which a fence has to see gone."""
+    here = psutil.Process()
+    pids = [here.pid, *(child.pid for child in here.children(recursive=True))]
+    return [{"pid": pid, "start_time": start_time(pid)} for pid in pids]

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from linckia.api.config import RunConfig
 from linckia_trainer.groups.member import Identity, Member
-from linckia_trainer.groups.saver import Saver, SavedState
+from linckia_trainer.groups.saver import Saver
 from linckia_trainer.state.choose import Choice
+from linckia_trainer.state.tiers import StateRef
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -37,7 +38,8 @@ class ModelMember(Member):
         """Build the model as state 0 has it."""
         raise NotImplementedError
 
-    def update(self, arrays: Arrays, step: int) -> dict[str, float]:
+    def update(self, arrays: Arrays, step: int, kl_coefficient: float) -> dict[str, float]:
+        """Train on one record's rows of this rank; returns metrics, the same on every rank."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
@@ -55,10 +57,12 @@ class ModelMember(Member):
 
     def begin(self, config: RunConfig, origin: str) -> None:
         """Become stateful: state 0 of the log that starts at ``origin`` = log_hash(0)."""
-        self.saver = Saver(self.identity, config.storage, config.run.name, config.run.dir)
+        self.saver = Saver(self.identity, config)
         self.applied_step, self.log_hash, self.dirty = 0, origin, False
 
-    def apply_record(self, arrays: Arrays | None, step: int, previous: str, log_hash: str) -> dict[str, float]:
+    def apply_record(
+        self, arrays: Arrays | None, step: int, previous: str, log_hash: str, kl_coefficient: float = 0.0
+    ) -> dict[str, float]:
         """Fold record ``step`` in; ``arrays`` is None for a step that is skipped. Applying it again changes nothing."""
         if self.applied_step == step and self.log_hash == log_hash and not self.dirty:
             return {}
@@ -69,17 +73,22 @@ class ModelMember(Member):
         metrics: dict[str, float] = {}
         if arrays is not None:
             self.dirty = True
-            metrics = self.update(arrays, step)
+            metrics = self.update(arrays, step, kl_coefficient)
         self.applied_step, self.log_hash, self.dirty = step, log_hash, False
         return metrics
 
-    def save(self, tiers: list[str], wait: bool = False) -> list[str]:
-        """Copy the state out and write it behind; returns the tiers still busy, which got none this time."""
+    def save(self, tiers: list[str], keep: list[int], wait: bool = False) -> dict[str, Any]:
+        """Copy the state out and write it behind to ``tiers``; returns those skipped as still busy, and what is written.
+
+        ``keep``: steps of complete older states; this rank's node-memory states of other steps are deleted.
+        """
         assert self.saver is not None
         assert not self.dirty
-        return self.saver.save(self.engine, self.applied_step, self.log_hash, tiers, wait)
+        self.progress.tick("save", 0)
+        skipped = self.saver.save(self.engine, self.applied_step, self.log_hash, tiers, keep, wait)
+        return {"skipped": skipped, "written": dict(self.saver.written)}
 
-    def saved_states(self) -> list[SavedState]:
+    def saved_states(self) -> list[StateRef]:
         """The states of this rank in its own node's memory."""
         assert self.saver is not None
         return self.saver.node_states()
@@ -89,15 +98,10 @@ class ModelMember(Member):
         assert self.saver is not None
         return self.saver.drain(timeout)
 
-    def keep_states(self, steps: list[int]) -> None:
-        """Delete this rank's node-memory states older than the newest kept step that are not in ``steps``."""
-        assert self.saver is not None
-        self.saver.prune_node_memory(steps)
-
     def restore(self, choice: Choice) -> None:
         """Load a chosen state. Raises DamagedError if its bytes are not what was written."""
         assert self.saver is not None
-        with self.saver.extracted(choice) as folder:
+        with self.saver.extracted(choice.refs[self.identity.rank]) as folder:
             self.load_state(folder)
         self.applied_step, self.log_hash, self.dirty = choice.step, choice.log_hash, False
 
@@ -123,10 +127,15 @@ def micro_batches(arrays: Arrays, size: int) -> Iterator[tuple[slice, dict[str, 
     for start in range(0, rows, size):
         part = slice(start, min(start + size, rows))
         width = int(arrays["lengths"][part].max())
-        yield part, {
-            key: np.ascontiguousarray(value[part, :width] if value.ndim == 2 and key != "reward_parts" else value[part])
-            for key, value in arrays.items()
-        }
+        yield (
+            part,
+            {
+                key: np.ascontiguousarray(
+                    value[part, :width] if value.ndim == 2 and key != "reward_parts" else value[part]
+                )
+                for key, value in arrays.items()
+            },
+        )
 
 
 def _bytes() -> Any:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from linckia.api.config import RunConfig
 from linckia_trainer.algorithms import losses
 from linckia_trainer.groups import engine as ds
+from linckia_trainer.groups.engine_errors import NonFiniteError
 from linckia_trainer.groups.model_member import Arrays, ModelMember, micro_batches
 from linckia_trainer.roles.language_model import load_value_model, model_dtype
 from linckia_trainer.roles.updating import Sums, mini_batches, to_device
@@ -42,7 +43,7 @@ class CriticMember(ModelMember):
                 self.progress.tick("score", values.shape[0])
         return {"values": out}
 
-    def update(self, arrays: Arrays, step: int) -> dict[str, float]:
+    def update(self, arrays: Arrays, step: int, kl_coefficient: float) -> dict[str, float]:
         """The clipped value update on one record's rows of this rank; returns token means over all ranks."""
         assert self.config is not None
         config, group = self.config, self.config.critic
@@ -60,7 +61,7 @@ class CriticMember(ModelMember):
                     values, batch["values"], batch["returns"], mask, config.algorithm.value_clip, denominator
                 )
                 if not ds.all_finite(loss):
-                    raise ds.NonFiniteError(f"the value loss of step {step} is not finite")
+                    raise NonFiniteError(f"the value loss of step {step} is not finite")
                 sums.add(mask, loss=loss.detach() * denominator, **metrics)
                 ds.backward(self.engine, loss, last=index == len(parts) - 1)
                 self.progress.tick("update")

@@ -94,7 +94,9 @@ class TokenLogProbs(nn.Module):
             chunk = slice(start, start + self.chunk_tokens)
             arguments = (states[chunk], targets[chunk], temperature)
             recompute = len(targets) > self.chunk_tokens and torch.is_grad_enabled()
-            parts.append(checkpoint(self._score, *arguments, use_reentrant=False) if recompute else self._score(*arguments))
+            parts.append(
+                checkpoint(self._score, *arguments, use_reentrant=False) if recompute else self._score(*arguments)
+            )
         log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
         empty = hidden.new_zeros(tokens.shape, dtype=torch.float32)
         where = torch.cat([torch.zeros_like(mask[:, :1]), wanted], dim=1)

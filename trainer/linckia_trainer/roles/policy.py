@@ -11,6 +11,7 @@ from torch import Tensor
 from linckia.api.config import RunConfig
 from linckia_trainer.algorithms import losses
 from linckia_trainer.groups import engine as ds
+from linckia_trainer.groups.engine_errors import NonFiniteError
 from linckia_trainer.groups.model_member import Arrays, ModelMember, micro_batches
 from linckia_trainer.roles.language_model import check_head, load_language_model, model_dtype
 from linckia_trainer.roles.updating import Sums, mini_batches, to_device
@@ -26,7 +27,11 @@ class PolicyMember(ModelMember):
         module = load_language_model(config.model, self.device)
         check_head(module)
         self.engine = ds.build_trained_engine(
-            module, config.policy, self.device, model_dtype(config.model, self.device), config.recovery.collective_timeout
+            module,
+            config.policy,
+            self.device,
+            model_dtype(config.model, self.device),
+            config.recovery.collective_timeout,
         )
         if config.policy.zero_stage == 3:
             module.register_head()
@@ -44,19 +49,21 @@ class PolicyMember(ModelMember):
                 self.progress.tick("score", values.shape[0])
         return {"old_log_probs": out}
 
-    def update(self, arrays: Arrays, step: int) -> dict[str, float]:
+    def update(self, arrays: Arrays, step: int, kl_coefficient: float) -> dict[str, float]:
         """PPO's clipped update on one record's rows of this rank; returns token means over all ranks."""
         config = self._config
         ds.set_learning_rate(self.engine, ds.learning_rate(config.policy.optimizer, step, config.run.steps))
         self.engine.train()
         sums, norms = Sums(), []
-        for mini, denominator in mini_batches(arrays, config.policy, config.algorithm.epochs, config.run.seed, step, self):
+        for mini, denominator in mini_batches(
+            arrays, config.policy, config.algorithm.epochs, config.run.seed, step, self
+        ):
             parts = list(micro_batches(mini, config.policy.micro_batch_size))
             for index, (_, part) in enumerate(parts):
                 self.check_fence()
-                loss = self._loss(to_device(part, self.device), denominator, float(arrays["kl_coefficient"][0]), sums)
+                loss = self._loss(to_device(part, self.device), denominator, kl_coefficient, sums)
                 if not ds.all_finite(loss):
-                    raise ds.NonFiniteError(f"the policy loss of step {step} is not finite")
+                    raise NonFiniteError(f"the policy loss of step {step} is not finite")
                 ds.backward(self.engine, loss, last=index == len(parts) - 1)
                 self.progress.tick("update")
             norms.append(ds.step(self.engine))

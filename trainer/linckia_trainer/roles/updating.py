@@ -38,7 +38,7 @@ def mini_batches(
         order = np.arange(rows) if whole else generator.permutation(rows)
         for start in range(0, rows, size):
             chosen = order[start : start + size]
-            mini = {key: value[chosen] for key, value in arrays.items() if key != "kl_coefficient"}
+            mini = {key: value[chosen] for key, value in arrays.items()}
             tokens = torch.tensor(float(mini["loss_mask"].sum()), device=member.device)
             yield mini, max(1.0, float(ds.sum_over_ranks(tokens)))
 

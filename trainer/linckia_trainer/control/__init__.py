@@ -1,0 +1,1 @@
+"""How a running controller is seen and steered: the control API (``server``) and its token (``token``)."""

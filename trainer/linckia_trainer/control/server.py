@@ -1,0 +1,158 @@
+"""The control API of a live run: a few routes, served from a thread of the controller.
+
+``view`` is called for each request and must be quick and callable from another thread. The token guards everything
+but the page itself, which holds nothing of the run.
+"""
+
+import hmac
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import uvicorn
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from linckia.api.errors import UserError
+from linckia.api.names import API_VERSION, TOKEN_HEADER
+from linckia_trainer.metrics import names
+
+View = Callable[[], dict[str, Any]]
+Action = Callable[[], Any]
+ACTIONS = ("checkpoint", "stop")
+
+
+@dataclass(frozen=True)
+class ControlServer:
+    """A serving control API. ``address`` is ``host:port`` as bound."""
+
+    address: str
+    _server: uvicorn.Server
+    _thread: threading.Thread
+
+    def close(self) -> None:
+        """Stop serving; answers that are being written are finished first, for at most two seconds."""
+        self._server.should_exit = True
+        self._thread.join(timeout=5)
+
+
+def serve(view: View, actions: Mapping[str, Action], host: str, port: int, token: str) -> ControlServer:
+    """Serve until ``close``. ``port`` 0 takes any that is free. UserError if the address cannot be had.
+
+    ``actions``: for ``checkpoint`` and ``stop`` what to call; the call asks for it and does not wait for it.
+    """
+    listener = _bind(host, port)
+    bound = f"{_bracketed(listener.getsockname()[0])}:{listener.getsockname()[1]}"
+    config = uvicorn.Config(
+        make_app(view, actions, token),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="control-api", daemon=True)
+    thread.start()
+    return ControlServer(bound, server, thread)
+
+
+def make_app(view: View, actions: Mapping[str, Action], token: str) -> FastAPI:
+    """The routes, apart from the port they are served on."""
+
+    def check_token(request: Request) -> None:
+        given = request.headers.get(TOKEN_HEADER)
+        if given is None:
+            raise HTTPException(401)
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            raise HTTPException(403)
+
+    app = FastAPI(title="linckia", openapi_url=None)
+    guarded = [Depends(check_token)]
+
+    @app.get("/v1/run", dependencies=guarded)
+    def run() -> dict[str, Any]:
+        return {"api_version": API_VERSION, **view()}
+
+    @app.get("/metrics", dependencies=guarded)
+    def metrics() -> PlainTextResponse:
+        return PlainTextResponse(prometheus_text(view()), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/")
+    def page() -> HTMLResponse:
+        return HTMLResponse(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+
+    def add(action: str) -> None:
+        @app.post(f"/v1/{action}", dependencies=guarded, status_code=202)
+        def ask() -> dict[str, Any]:
+            actions[action]()
+            return {"accepted": action}
+
+    for action in ACTIONS:
+        add(action)
+    return app
+
+
+def prometheus_text(view: Mapping[str, Any]) -> str:
+    """The run's step and last metric row in the Prometheus text format, each with the run's name as label."""
+    registry = CollectorRegistry()
+    registry.register(_View(view))
+    return generate_latest(registry).decode()
+
+
+class _View(Collector):
+    def __init__(self, view: Mapping[str, Any]) -> None:
+        self._view = view
+
+    def collect(self) -> Any:
+        run = str(self._view.get("run", ""))
+        for key, text in (
+            ("step", "step the run is in"),
+            ("attempt", "life of the controller"),
+            ("log_head", "last record"),
+        ):
+            if key in self._view:
+                yield _gauge(key, text, run, self._view[key])
+        for name, value in self._view.get("metrics", {}).items():
+            metric = names.find(name)
+            if metric is not None and value is not None:
+                unit = f" ({metric.unit})" if metric.unit else ""
+                yield _gauge(name, metric.description + unit, run, value)
+
+
+def _gauge(name: str, text: str, run: str, value: float) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(names.prometheus_name(name), text, labels=["run"])
+    family.add_metric([run], float(value))
+    return family
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise UserError(
+            "control.host", host, f"is no address of this machine: {error.strerror}", "use 127.0.0.1"
+        ) from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            "control.port",
+            port,
+            f"{host}:{port} cannot be bound: {error.strerror}",
+            "stop what listens there, or set control.port to 0 for any free port",
+        ) from None
+    return listener
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,115 @@
+"""A plan becomes Ray placement groups: GPU ones first, with a time limit whose error says what is missing."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from linckia.api.errors import UserError
+from linckia.api.names import placement_group_name
+from linckia.api.plan import PlacementGroupPlan, Plan, check_fits, in_node_order
+
+Placed = dict[str, PlacementGroup]
+
+
+def cluster_nodes() -> list[dict[str, float]]:
+    """The resources of each node that is alive."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def place(plan: Plan, run: str, timeout: float) -> tuple[Plan, Placed]:
+    """Create and await every placement group; returns the plan in node order and the groups by key.
+
+    GPU groups are created and ready before any CPU-only one is asked for. Raises UserError for a plan that can never
+    fit, or that the cluster does not fit within ``timeout`` seconds; nothing is left behind then.
+    """
+    check_fits(plan, cluster_nodes())
+    placed: Placed = {}
+    deadline = time.monotonic() + timeout
+    first = next_number(run)
+    try:
+        for uses_gpus in (True, False):
+            waiting = [one for one in plan.placement_groups if one.uses_gpus is uses_gpus]
+            for group in waiting:
+                placed[group.key] = placement_group(
+                    [dict(bundle) for bundle in group.bundles],
+                    strategy=group.strategy,
+                    name=placement_group_name(run, first + len(placed)),
+                    lifetime="detached",
+                )
+            for group in waiting:
+                if not placed[group.key].wait(max(0.0, deadline - time.monotonic())):
+                    raise _does_not_fit(plan, placed, timeout)
+    except BaseException:
+        release(placed)
+        raise
+    return in_node_order(plan, {key: _bundle_nodes(group) for key, group in placed.items()}), placed
+
+
+def release(placed: Mapping[str, PlacementGroup]) -> None:
+    for group in placed.values():
+        remove_placement_group(group)
+
+
+def next_number(run: str) -> int:
+    """The first number n for which no ``{run}/pg/n`` stands."""
+    prefix = placement_group_name(run, 0)[:-1]
+    taken = [int(entry["name"][len(prefix) :]) for entry in _standing(prefix)]
+    return max(taken, default=-1) + 1
+
+
+def remove_standing(run: str) -> None:
+    """Remove the placement groups that an earlier attempt of this run left."""
+    for entry in _standing(placement_group_name(run, 0)[:-1]):
+        remove_placement_group(ray.util.get_placement_group(entry["name"]))
+
+
+def _standing(prefix: str) -> list[dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = placement_group_table()
+    return [entry for entry in table.values() if entry["name"].startswith(prefix) and entry["state"] != "REMOVED"]
+
+
+def _bundle_nodes(group: PlacementGroup) -> list[str]:
+    """For each bundle its node as "ip/node id", which sorts by node."""
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return [f"{addresses[nodes[bundle]]}/{nodes[bundle]}" for bundle in sorted(nodes)]
+
+
+def _does_not_fit(plan: Plan, placed: Placed, timeout: float) -> UserError:
+    missing = [_bundles(group) for group in plan.placement_groups if not _ready(placed.get(group.key))]
+    total, free = ray.cluster_resources(), ray.available_resources()
+    ours = {group.id.hex() for group in placed.values()}
+    holders = sorted(
+        f"{entry['name'] or entry_id[:8]} ({len(entry['bundles'])} bundles)"
+        for entry_id, entry in placement_group_table().items()
+        if entry["state"] == "CREATED" and entry_id not in ours
+    )
+    held_by = "placement groups " + ", ".join(holders) if holders else "no other placement group"
+    return UserError(
+        "placement.timeout",
+        timeout,
+        f"after {timeout:g} s these bundles have no place: {'; '.join(missing)}. The cluster has {_shown(total)}, of which "
+        f"{_shown(free)} are free; held by {held_by}",
+        "free or add resources, lower the groups' resources (linckia plan CONFIG shows them), or raise placement.timeout",
+    )
+
+
+def _ready(group: PlacementGroup | None) -> bool:
+    return group is not None and placement_group_table(group)["state"] == "CREATED"
+
+
+def _bundles(group: PlacementGroupPlan) -> str:
+    return f"{group.key} ({group.strategy}): {len(group.bundles)} x {_shown(group.bundles[0])}"
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    wanted = {
+        key: value for key, value in sorted(resources.items()) if not key.startswith(("node:", "accelerator_type:"))
+    }
+    if "memory" in wanted:
+        wanted["memory"] = round(wanted["memory"] / 1e9, 1)
+    wanted.pop("object_store_memory", None)
+    return "{" + ", ".join(f"{key}{' GB' if key == 'memory' else ''}: {value:g}" for key, value in wanted.items()) + "}"

@@ -1,0 +1,119 @@
+"""States out of a member: copied before the next optimizer step, written behind, one at a time per tier."""
+
+import contextlib
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from linckia.api.config import RunConfig
+from linckia_trainer.groups.engine import CHECKPOINT_TAG, copy_out
+from linckia_trainer.groups.member import Identity
+from linckia_trainer.log.store import Store
+from linckia_trainer.state import format as state_format
+from linckia_trainer.state.format import StateHeader
+from linckia_trainer.state.tiers import NODE_MEMORY, RUN_DIRECTORY, StateRef, Tier, list_states, node_memory
+
+Files = list[tuple[str, memoryview]]
+
+
+class Saver:
+    """Writes one rank's states to its tiers and reads them back."""
+
+    def __init__(self, identity: Identity, config: RunConfig) -> None:
+        storage = config.storage
+        self.identity = identity
+        self.tiers = {RUN_DIRECTORY: Tier(RUN_DIRECTORY, Store(config.run.dir, storage.options, storage.single_writer))}
+        if storage.node_memory is not None:
+            self.tiers = {NODE_MEMORY: node_memory(storage.node_memory_dir, config.run.name), **self.tiers}
+        self.pool = ThreadPoolExecutor(max_workers=len(self.tiers) + 1, thread_name_prefix="save")
+        self.jobs: dict[str, Future[None]] = {}
+        self.written: dict[str, int] = {}
+        self.problem = ""
+
+    def save(
+        self, engine: Any, step: int, log_hash: str, tiers: list[str], keep: list[int], wait_written: bool
+    ) -> list[str]:
+        """Copy the state of ``engine`` and write it behind. Collective; every rank skips the same tiers.
+
+        Returns the tiers that were skipped because an older state is still being written to them on some rank.
+        """
+        skipped = self._busy_anywhere(tiers)
+        free = [tier for tier in tiers if tier not in skipped]
+        if free:
+            identity = self.identity
+            header = StateHeader(
+                identity.run, identity.group, step, identity.rank, identity.world_size, log_hash, identity.attempt,
+                identity.generation,
+            )  # fmt: skip
+            files = self.pool.submit(serialise, copy_out(engine))
+            for tier in free:
+                self.jobs[tier] = self.pool.submit(self._write, self.tiers[tier], header, files, keep)
+        if wait_written:
+            for tier in free:
+                self.jobs[tier].result()
+        return skipped
+
+    def drain(self, timeout: float) -> bool:
+        return not wait(self.jobs.values(), timeout=timeout).not_done
+
+    def describe(self) -> dict[str, Any]:
+        """For ``status``: the newest step written to each tier, and the last thing that went wrong."""
+        return {"saved": dict(self.written), "saving_problem": self.problem}
+
+    def node_states(self) -> list[StateRef]:
+        if NODE_MEMORY not in self.tiers:
+            return []
+        states = list_states([self.tiers[NODE_MEMORY]], self.identity.group, self.identity.run)
+        return [state for state in states if state.rank == self.identity.rank]
+
+    @contextlib.contextmanager
+    def extracted(self, ref: StateRef) -> Iterator[Path]:
+        """The checkpoint files of a state in a folder that DeepSpeed can load; every byte checked first."""
+        shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        with tempfile.TemporaryDirectory(prefix="linckia-restore-", dir=shared_memory) as folder:
+            _, files = state_format.read_state(self.tiers[ref.tier].store, ref.key)
+            target = Path(folder, CHECKPOINT_TAG)
+            target.mkdir()
+            state_format.extract(files, target)
+            yield Path(folder)
+
+    def _busy_anywhere(self, tiers: list[str]) -> list[str]:
+        busy = torch.tensor([float(tier in self.jobs and not self.jobs[tier].done()) for tier in tiers])
+        if dist.get_world_size() > 1:
+            on_device = busy.to("cuda" if dist.get_backend() == "nccl" else "cpu")
+            dist.all_reduce(on_device, op=dist.ReduceOp.MAX)
+            busy = on_device.cpu()
+        return [tier for tier, flag in zip(tiers, busy.tolist(), strict=True) if flag]
+
+    def _write(self, tier: Tier, header: StateHeader, files: "Future[Files]", keep: list[int]) -> None:
+        try:
+            state_format.write_state(tier.store, header, files.result())
+        except Exception as error:
+            # Behind the training: whatever a storage raises is reported and the run trains on with its older states.
+            self.problem = f"state {header.key} was not written to {tier.name}: {error}"
+            raise
+        self.written[tier.name] = header.step
+        if tier.name == NODE_MEMORY:
+            self._prune_node_memory({*keep, header.step})
+
+    def _prune_node_memory(self, keep: set[int]) -> None:
+        for state in self.node_states():
+            if state.step not in keep and state.step < max(keep):
+                self.tiers[NODE_MEMORY].store.delete(state.key)
+
+
+def serialise(states: dict[str, Any]) -> Files:
+    """DeepSpeed's checkpoint files, as torch.save writes them."""
+    files = []
+    for name, state in sorted(states.items()):
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        files.append((name, buffer.getbuffer()))
+    return files

@@ -1,0 +1,64 @@
+"""The run's folder on this machine: ``runs/NAME`` with config, metrics, curves, summary and where the run lasts."""
+
+import json
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import yaml
+
+from linckia.api.config import RunConfig
+from linckia_trainer.log.store import Store
+from linckia_trainer.saving import COPIED
+
+RUN_FILE = "run.json"
+
+
+def prepare_folder(config: RunConfig) -> tuple[RunConfig, Path]:
+    """The config with an absolute run directory, and the run's local folder."""
+    folder = Path("runs", config.run.name).absolute()
+    place = config.run.dir if "://" in config.run.dir else str(Path(config.run.dir).absolute())
+    return config.model_copy(update={"run": config.run.model_copy(update={"dir": place})}), folder
+
+
+def set_aside(config: RunConfig, folder: Path) -> None:
+    """Start from nothing: an earlier run of this name is moved to NAME.old-1, -2, ...; nothing is deleted."""
+    for place in dict.fromkeys((folder, Path(config.run.dir))):
+        if place.is_dir():
+            number = 1
+            while (aside := place.with_name(f"{place.name}.old-{number}")).exists():
+                number += 1
+            place.rename(aside)
+    shutil.rmtree(Path(config.storage.node_memory_dir, config.run.name), ignore_errors=True)
+
+
+def fetch_local(store: Store, folder: Path) -> None:
+    """Metrics of earlier attempts that ran on another machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in COPIED:
+        if not (folder / name).exists() and store.exists(f"local/{name}"):
+            (folder / name).write_bytes(store.get(f"local/{name}"))
+
+
+def write_run_file(folder: Path, config: RunConfig, config_path: str, attempt: int, api_address: str) -> None:
+    """``run.json``: what a command needs to find the run again (storage options may hold keys: for the owner alone)."""
+    found = {
+        "name": config.run.name,
+        "uri": config.run.dir,
+        "options": config.storage.options,
+        "attempt": attempt,
+        "api_address": api_address,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "config": str(Path(config_path).absolute()),
+        "started": time.time(),
+    }
+    path = folder / RUN_FILE
+    partial = path.with_suffix(".partial")
+    partial.touch(mode=0o600)
+    partial.write_text(json.dumps(found, indent=2) + "\n")
+    partial.replace(path)
+    shown = config.model_dump(mode="json", exclude={"storage": {"options"}})
+    (folder / "config.yaml").write_text(yaml.safe_dump(shown, sort_keys=False))

@@ -1,0 +1,93 @@
+"""The save stage: which tiers are due, what may be deleted. The members copy at once and write behind."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from linckia_trainer.groups.group import ActorGroup
+from linckia_trainer.log import attempts
+from linckia_trainer.state.retention import records_to_prune, states_to_delete
+from linckia_trainer.state.tiers import NODE_MEMORY, RUN_DIRECTORY, Tier, list_states
+
+if TYPE_CHECKING:
+    from linckia_trainer.run import Run
+
+COPIED = ("metrics.jsonl", "curves.png", "summary.json", "config.yaml")
+
+
+def save(run: "Run", step: int, last: bool = False) -> None:
+    """Save the states of ``step`` to the tiers that are due; with ``last`` to the run directory, and wait for it."""
+    tiers = due_tiers(run, step, last)
+    if not tiers:
+        return
+    for group in run.stateful:
+        keep = run.complete_states.setdefault(group.name, [])
+        results = group.call("save", tiers, keep, last)
+        note_written(run, group, [result["written"].get(NODE_MEMORY, -1) for result in results])
+        for tier in results[0]["skipped"]:
+            run.warn(
+                f"{group.name}: the state of step {step} was not saved to {tier}: an older one is still being written"
+            )
+    if RUN_DIRECTORY in tiers:
+        run.last_checkpoint, run.last_checkpoint_time = step, time.monotonic()
+        run.checkpoint_requested.clear()
+        copy_local_files(run.folder, run)
+        apply_retention(run)
+
+
+def due_tiers(run: "Run", step: int, last: bool) -> list[str]:
+    storage = run.config.storage
+    durable = storage.run_directory
+    waited = (time.monotonic() - run.last_checkpoint_time) / 60
+    tiers = []
+    if storage.node_memory is not None and step % storage.node_memory.every == 0:
+        tiers.append(NODE_MEMORY)
+    if (
+        step % durable.every == 0
+        or (durable.minutes is not None and waited >= durable.minutes)
+        or run.checkpoint_requested.is_set()
+        or (last and run.last_checkpoint != step)
+    ):
+        tiers.append(RUN_DIRECTORY)
+    return tiers
+
+
+def note_written(run: "Run", group: ActorGroup, written: list[int]) -> None:
+    """Remember the newest node-memory state that every rank has written; only such ones make older ones deletable."""
+    steps = run.complete_states[group.name]
+    newest = written[0]
+    if newest >= 0 and set(written) == {newest} and newest not in steps:
+        steps.append(newest)
+    keep = run.config.storage.node_memory.keep if run.config.storage.node_memory else 2
+    del steps[:-keep]
+
+
+def apply_retention(run: "Run") -> None:
+    """Delete what no recovery needs. A replaced attempt deletes nothing."""
+    if attempts.superseded(run.store, run.attempt):
+        return
+    storage, log = run.config.storage, run.log
+    durable = Tier(RUN_DIRECTORY, run.store)
+    steps: dict[str, set[int]] = {}
+    for group in run.stateful:
+        refs = list_states([durable], group.name, run.config.run.name)
+        gone = states_to_delete(refs, storage.run_directory.keep, len(group.members), log.head(), log.hash_at)
+        for ref in gone:
+            run.store.delete(ref.key)
+        steps[group.name] = {ref.step for ref in refs if ref not in gone and ref.invalid is None}
+    if storage.log_keep is not None:
+        log.prune(records_to_prune(log.head(), steps, storage.log_keep))
+
+
+def copy_local_files(folder: Path, run: "Run") -> None:
+    """Metrics, curves and summary beside the log, where the run directory is not the local folder itself."""
+    if run.store.uri == str(folder):
+        return
+    for name in COPIED:
+        if (folder / name).exists():
+            run.store.put(f"local/{name}", (folder / name).read_bytes())
+
+
+def free_bytes(folder: str) -> int:
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,156 @@
+"""From a plan to standing groups: placement, actors, rendezvous, models; all roles start side by side."""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from linckia.api.config import RunConfig
+from linckia.api.errors import UserError
+from linckia.api.names import NAMESPACE, beacon_name
+from linckia.api.plan import Plan, plan
+from linckia_trainer.groups import placement
+from linckia_trainer.groups.group import ActorGroup, start_group
+from linckia_trainer.groups.placement import Placed
+from linckia_trainer.log import attempts
+from linckia_trainer.log.store import Store
+from linckia_trainer.roles import member_class
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Standing:
+    """The groups of an attempt and the placement groups they stand in."""
+
+    groups: dict[str, ActorGroup]
+    placed: Placed
+
+    def remove(self) -> None:
+        """Kill every member and give the devices back."""
+        for group in self.groups.values():
+            group.kill()
+        placement.release(self.placed)
+
+
+def connect(config: RunConfig, address: str | None) -> Plan:
+    """Connect to the cluster at ``address``, or start Ray in this process's machine; returns the run's plan."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+    if address is not None:
+        try:
+            ray.init(address=address, **settings)
+        except ConnectionError as error:
+            raise UserError(
+                "--address", address, f"no Ray cluster answers there ({error})", "start one, or leave it out"
+            ) from error
+        return plan(config, on_gpus(config))
+    cores = os.cpu_count() or 1
+    # Without a cluster nobody else shares the machine: its members may share cores, so logical CPUs follow the plan.
+    wanted = max(plan(config, gpus).totals.get("CPU", 0.0) for gpus in possible_devices(config))
+    ray.init(address="local", num_cpus=max(cores, math.ceil(wanted)), include_dashboard=False, **settings)
+    return plan(config, on_gpus(config))
+
+
+def possible_devices(config: RunConfig) -> list[bool]:
+    return {"cpu": [False], "gpu": [True], "auto": [False, True]}[config.placement.device]
+
+
+def on_gpus(config: RunConfig) -> bool:
+    """Whether the run uses GPUs; UserError when it has to and the cluster has none."""
+    there = ray.cluster_resources().get("GPU", 0) > 0
+    if config.placement.device == "gpu" and not there:
+        raise UserError("placement.device", "gpu", "the cluster has no GPU", "set it to cpu, or give the cluster GPUs")
+    return there and config.placement.device != "cpu"
+
+
+@ray.remote(num_cpus=0)
+class Beacon:
+    """Says by its name where a controller listens, and dies with it."""
+
+    def ping(self) -> bool:
+        return True
+
+
+def light_beacon(run: str, attempt: int, ip: str, port: int) -> Any:
+    beacon = Beacon.options(name=beacon_name(run, attempt, ip, port), namespace=NAMESPACE).remote()  # type: ignore[attr-defined]
+    ray.get(beacon.ping.remote())
+    return beacon
+
+
+def beacon_alive(info: attempts.AttemptInfo, run: str) -> bool:
+    """Whether an attempt's beacon stands in the cluster we are connected to."""
+    if info.ray_address != ray.get_runtime_context().gcs_address:
+        return False
+    prefix = f"{run}/controller/{info.attempt}/"
+    return any(one["name"].startswith(prefix) for one in ray.util.list_named_actors(all_namespaces=True))
+
+
+def remove_earlier(run: str) -> None:
+    """Kill the members and remove the placement groups that earlier attempts of this run left in the cluster."""
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        name = entry["name"]
+        if entry["namespace"] == NAMESPACE and name.startswith(f"{run}/") and not name.startswith(f"{run}/controller/"):
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+    placement.remove_standing(run)
+
+
+def start_groups(config: RunConfig, planned: Plan, store: Store, attempt: int, origin: str, say: Say) -> Standing:
+    """Place the plan, start every member, and load every model. All groups load side by side."""
+    run = config.run.name
+    remove_earlier(run)
+    say(f"placing {len(planned.groups)} groups")
+    ordered, placed = placement.place(planned, run, config.placement.timeout)
+    standing = Standing({}, placed)
+    try:
+        device = "cuda" if ordered.gpus else "cpu"
+        # Engines take longest to start: they go first.
+        for group in sorted(ordered.groups, key=lambda one: one.role != "rollout"):
+            generation = attempts.claim_generation(store, group.name)
+            standing.groups[group.name] = start_group(
+                member_class(group.role),
+                group,
+                placed,
+                run,
+                attempt,
+                generation,
+                device,
+                config.recovery.orphan_timeout,
+            )
+        say(f"loading models: {', '.join(standing.groups)}")
+        load_all(config, list(standing.groups.values()), origin)
+        for started in standing.groups.values():
+            write_pids(store, started)
+    except BaseException:
+        standing.remove()
+        raise
+    return standing
+
+
+def load_all(config: RunConfig, groups: list[ActorGroup], origin: str) -> None:
+    """Rendezvous of the trained groups, then ``load`` everywhere at once."""
+    loads = []
+    trained = [group for group in groups if group.name in ("policy", "critic")]
+    for group in groups:
+        if group not in trained:
+            loads += group.start("load", config)
+    for group in trained:
+        host, port = ray.get(group.members[0].invoke.remote(group.attempt, group.generation, "open_rendezvous"))
+        group.start("join", host, port, config.recovery.collective_timeout)
+        group.start("load", config)
+        loads += group.start("begin", config, origin)
+    ray.get(loads)
+
+
+def write_pids(store: Store, group: ActorGroup) -> None:
+    """What has to be gone once this generation is fenced: (node, pid, start time) of every process of it."""
+    processes = [
+        {"node": status["node_ip"], "pid": process["pid"], "start_time": process["start_time"]}
+        for status in group.status()
+        for process in status["processes"]
+    ]
+    store.put(f"generations/{group.name}/{group.generation}.pids", json.dumps(processes).encode())
