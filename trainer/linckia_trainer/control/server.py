@@ -35,11 +35,13 @@ class ControlServer:
     address: str
     _server: uvicorn.Server
     _thread: threading.Thread
+    _listener: socket.socket
 
     def close(self) -> None:
         """Stop serving; answers that are being written are finished first, for at most two seconds."""
         self._server.should_exit = True
         self._thread.join(timeout=5)
+        self._listener.close()  # a server told to stop before it had started leaves it open
 
 
 def serve(view: View, actions: Mapping[str, Action], host: str, port: int, token: str) -> ControlServer:
@@ -59,7 +61,7 @@ def serve(view: View, actions: Mapping[str, Action], host: str, port: int, token
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="control-api", daemon=True)
     thread.start()
-    return ControlServer(bound, server, thread)
+    return ControlServer(bound, server, thread, listener)
 
 
 def make_app(view: View, actions: Mapping[str, Action], token: str) -> FastAPI:

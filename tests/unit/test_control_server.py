@@ -1,0 +1,139 @@
+import socket
+import stat
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from linckia.api.access import RunFile, find_token, read_run_file, write_run_file
+from linckia.api.errors import UserError
+from linckia_trainer.control.server import make_app, prometheus_text, serve
+from linckia_trainer.control.token import own_token
+
+VIEW = {
+    "run": "sort-seed1",
+    "attempt": 2,
+    "step": 7,
+    "metrics": {"reward/mean": 0.25, "reward/part/exact": 1.0, "kl/reference": None, "not/ours": 3.0},
+}
+TOKEN = {"X-Linckia-Token": "secret"}
+
+
+@pytest.fixture
+def asked():
+    return []
+
+
+@pytest.fixture
+def client(asked):
+    actions = {"checkpoint": lambda: asked.append("checkpoint"), "stop": lambda: asked.append("stop")}
+    return TestClient(make_app(lambda: dict(VIEW), actions, "secret"))
+
+
+def test_the_run(client):
+    answer = client.get("/v1/run", headers=TOKEN)
+    assert answer.status_code == 200
+    assert answer.json() == {"api_version": 1, **VIEW}
+
+
+@pytest.mark.parametrize("action", ["checkpoint", "stop"])
+def test_actions_are_asked_for(client, asked, action):
+    answer = client.post(f"/v1/{action}", headers=TOKEN)
+    assert (answer.status_code, asked) == (202, [action])
+    assert client.get(f"/v1/{action}", headers=TOKEN).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/run"), ("GET", "/metrics"), ("POST", "/v1/checkpoint"), ("POST", "/v1/stop")]
+)
+def test_without_the_token_nothing_is_told_or_done(client, asked, method, path):
+    missing = client.request(method, path)
+    wrong = client.request(method, path, headers={"X-Linckia-Token": "secreT"})
+    assert (missing.status_code, wrong.status_code) == (401, 403)
+    assert "sort" not in missing.text + wrong.text
+    assert "secret" not in missing.text + wrong.text
+    assert asked == []
+
+
+def test_the_page_holds_nothing_of_the_run(client):
+    answer = client.get("/")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "v1/run" in answer.text
+    assert "X-Linckia-Token" in answer.text
+    assert "sort-seed1" not in answer.text
+    assert "http" not in answer.text.replace("http-equiv", "")  # self-contained: nothing comes from elsewhere
+    assert client.get("/docs").status_code == 404
+
+
+def test_prometheus_reads_the_metrics(client):
+    answer = client.get("/metrics", headers=TOKEN)
+    samples = {
+        sample.name: (sample.labels, sample.value)
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+    label = {"run": "sort-seed1"}
+    assert samples == {
+        "linckia_step": (label, 7.0),
+        "linckia_attempt": (label, 2.0),
+        "linckia_reward_mean": (label, 0.25),
+        "linckia_reward_part_exact": (label, 1.0),
+    }
+    assert "mean reward" in prometheus_text(VIEW)
+
+
+def test_a_real_port_is_bound_served_and_given_back():
+    server = serve(lambda: dict(VIEW), {}, "127.0.0.1", 0, "secret")
+    port = int(server.address.rpartition(":")[2])
+    try:
+        assert server.address == f"127.0.0.1:{port}"
+        assert httpx.get(f"http://{server.address}/v1/run", headers=TOKEN, timeout=10).json()["step"] == 7
+        with pytest.raises(UserError) as caught:
+            serve(lambda: dict(VIEW), {}, "127.0.0.1", port, "secret")
+        assert (caught.value.field, caught.value.value) == ("control.port", port)
+    finally:
+        server.close()
+    serve(lambda: dict(VIEW), {}, "127.0.0.1", port, "secret").close()
+
+
+def test_an_address_that_is_not_ours():
+    with pytest.raises(UserError, match="control"):
+        serve(dict, {}, "192.0.2.1", 0, "secret")  # TEST-NET: on no machine
+    with pytest.raises(UserError, match=r"control\.host"):
+        serve(dict, {}, "not an address", 0, "secret")
+
+
+# ---- token and run.json ------------------------------------------------------------------------------------------
+
+
+def test_the_token_is_made_once_and_private(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("LINCKIA_TOKEN", raising=False)
+    assert find_token("sort") is None
+    token = own_token("sort")
+    assert len(token) >= 32
+    assert own_token("sort") == find_token("sort") == token
+    path = tmp_path / ".config" / "linckia" / "sort.token"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    monkeypatch.setenv("LINCKIA_TOKEN", "mine")
+    assert own_token("sort") == find_token("sort") == "mine"
+
+
+def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / ".config").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("LINCKIA_TOKEN", raising=False)
+    with pytest.raises(UserError, match="LINCKIA_TOKEN"):
+        own_token("sort")
+
+
+def test_run_file_round_trip(tmp_path):
+    assert read_run_file(tmp_path) is None
+    run = RunFile("sort", "s3://b/sort", "127.0.0.1:1", 1, socket.gethostname(), 2, "/c.yaml", 3.0)
+    write_run_file(tmp_path / "sort", run)
+    assert read_run_file(tmp_path / "sort") == run
+    assert [path.name for path in (tmp_path / "sort").iterdir()] == ["run.json"]
+    (tmp_path / "run.json").write_text("{}")
+    assert read_run_file(tmp_path) is None
