@@ -1,15 +1,16 @@
-import socket
+import json
 import stat
+from dataclasses import asdict
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from linckia.api.access import RunFile, find_token, read_run_file, write_run_file
+from linckia.api.access import RunFile, find_token, read_run_file
 from linckia.api.errors import UserError
 from linckia_trainer.control.server import make_app, prometheus_text, serve
-from linckia_trainer.control.token import own_token
+from linckia_trainer.control.token import run_token
 
 VIEW = {
     "run": "sort-seed1",
@@ -112,13 +113,13 @@ def test_the_token_is_made_once_and_private(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("LINCKIA_TOKEN", raising=False)
     assert find_token("sort") is None
-    token = own_token("sort")
+    token = run_token("sort")
     assert len(token) >= 32
-    assert own_token("sort") == find_token("sort") == token
+    assert run_token("sort") == find_token("sort") == token
     path = tmp_path / ".config" / "linckia" / "sort.token"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     monkeypatch.setenv("LINCKIA_TOKEN", "mine")
-    assert own_token("sort") == find_token("sort") == "mine"
+    assert run_token("sort") == find_token("sort") == "mine"
 
 
 def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
@@ -126,14 +127,15 @@ def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("LINCKIA_TOKEN", raising=False)
     with pytest.raises(UserError, match="LINCKIA_TOKEN"):
-        own_token("sort")
+        run_token("sort")
 
 
-def test_run_file_round_trip(tmp_path):
+def test_run_file(tmp_path):
     assert read_run_file(tmp_path) is None
-    run = RunFile("sort", "s3://b/sort", "127.0.0.1:1", 1, socket.gethostname(), 2, "/c.yaml", 3.0)
-    write_run_file(tmp_path / "sort", run)
-    assert read_run_file(tmp_path / "sort") == run
-    assert [path.name for path in (tmp_path / "sort").iterdir()] == ["run.json"]
-    (tmp_path / "run.json").write_text("{}")
-    assert read_run_file(tmp_path) is None
+    run = RunFile("sort", "s3://b/sort", {"key": "x"}, 2, "127.0.0.1:1", "node-0", 1, "/c.yaml", 3.0)
+    (tmp_path / "run.json").write_text(json.dumps({**asdict(run), "later": True}))
+    assert read_run_file(tmp_path) == run
+    for text in ("{}", "[]", "{", '"a"'):
+        (tmp_path / "run.json").write_text(text)
+        assert read_run_file(tmp_path) is None
+    assert read_run_file(tmp_path / "run.json") is None

@@ -1,9 +1,10 @@
-"""How a caller finds and reaches a run's control API: its token, and ``run.json`` in the run's local folder."""
+"""How a command finds and reaches a run: ``run.json`` in the run's local folder, and its control API's token."""
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from linckia.api.names import TOKEN_VARIABLE
 
@@ -14,36 +15,33 @@ RUN_FILE = "run.json"
 class RunFile:
     """``runs/NAME/run.json``: where a run lasts and, while it lives, where it answers. Written anew by each attempt.
 
-    Example: ``RunFile("sort-seed1", "s3://runs/sort-seed1", "127.0.0.1:8470", 4711, "node-0", 2, "/sort.yaml", 1.7e9)``
+    ``options`` are ``storage.options``, ``config`` the path of the config file, ``started`` seconds since 1970.
+
+    Example: ``RunFile("sort-seed1", "s3://runs/sort-seed1", {}, 2, "127.0.0.1:8470", "node-0", 47, "a.yaml", 1e9)``
     """
 
     name: str
     uri: str
-    api_address: str
-    pid: int
-    host: str
+    options: dict[str, Any]
     attempt: int
-    config_path: str
+    api_address: str
+    host: str
+    pid: int
+    config: str
     started: float
-
-
-def write_run_file(folder: Path, run: RunFile) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{RUN_FILE}.{os.getpid()}.partial"
-    partial.write_text(json.dumps(asdict(run), indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / RUN_FILE)
 
 
 def read_run_file(folder: Path) -> RunFile | None:
     """None where there is none, or where it is not one of ours."""
     try:
         data = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        return RunFile(**data)
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError):
+        return RunFile(**{one.name: data[one.name] for one in fields(RunFile)})
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError, KeyError):
         return None
 
 
 def token_path(run: str) -> Path:
+    """Where the token of a run is kept for its own user."""
     return Path.home() / ".config" / "linckia" / f"{run}.token"
 
 
