@@ -1,9 +1,10 @@
 """The policy: log-probabilities of what the engines sampled, and the clipped policy update."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,10 +16,15 @@ from linckia_trainer.groups.engine_errors import NonFiniteError
 from linckia_trainer.groups.model_member import Arrays, ModelMember, micro_batches
 from linckia_trainer.roles.language_model import check_head, load_language_model, model_dtype
 from linckia_trainer.roles.updating import Sums, mini_batches, to_device
+from linckia_trainer.weights.buckets import Parameter, buckets
+from linckia_trainer.weights.gloo import GlooSender
 
 
 class PolicyMember(ModelMember):
     """One rank of the policy group."""
+
+    sender: GlooSender | None = None
+    layout: Sequence[Parameter] = ()
 
     def load(self, config: RunConfig) -> None:
         self.config = config
@@ -89,14 +95,39 @@ class PolicyMember(ModelMember):
             loss = loss + kl_coefficient * penalty
         return loss
 
-    def weight_layout(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """(Hugging Face name, shape, dtype) of every parameter, in the order in which they travel."""
-        return [
-            (name, tuple(getattr(parameter, "ds_shape", parameter.shape)), str(parameter.dtype).removeprefix("torch."))
+    def open_transfer(self) -> tuple[str, int, list[Parameter]] | None:
+        """On rank 0: (host, port, layout) for engines to connect to; the same answer every time."""
+        self.layout = [
+            Parameter(name, tuple(getattr(parameter, "ds_shape", parameter.shape)), dtype_name(parameter))
             for name, parameter in self._named_parameters()
         ]
+        if self.identity.rank != 0:
+            return None
+        if self.sender is None:
+            self.sender = GlooSender(ray.util.get_node_ip_address(), self._config.recovery.collective_timeout)
+        return (*self.sender.endpoint(), self.layout)
 
-    def weights(self, names: list[str]) -> Iterator[tuple[str, Tensor]]:
+    def connect_engines(self, keys: list[str]) -> None:
+        if self.sender is not None:
+            for key in keys:
+                self.sender.connect(key)
+
+    def send_weights(self, keys: list[str]) -> None:
+        """Send all weights to the engines named. Collective: every rank gathers, rank 0 sends.
+
+        Raises ConnectionError that names the engines that were lost on the way; the others have the weights then.
+        """
+        bucket_bytes = self._config.rollout.bucket_bytes
+        if self.sender is None:
+            for bucket in buckets(self.layout, bucket_bytes):
+                for _ in self.gather([parameter.name for parameter in bucket]):
+                    self.progress.tick("sync")
+            return
+        lost = self.sender.send(self.layout, bucket_bytes, self.gather, keys)
+        if lost:
+            raise ConnectionError("; ".join(f"engine {key}: {reason}" for key, reason in lost.items()))
+
+    def gather(self, names: list[str]) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters by name, gathered from all ranks where ZeRO-3 splits them. Collective."""
         import deepspeed
 
@@ -113,3 +144,7 @@ class PolicyMember(ModelMember):
     def _config(self) -> RunConfig:
         assert self.config is not None, "load comes first"
         return self.config
+
+
+def dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,207 @@
+"""A rollout engine: vLLM inside a Ray actor, driven by a thread so that each answer comes back when it is finished."""
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linckia.api.config import RunConfig
+from linckia_trainer.experience.trajectory import SampleRequest, Trajectory
+from linckia_trainer.groups.member import Identity
+from linckia_trainer.groups.model_member import ModelMember
+from linckia_trainer.weights.buckets import Parameter
+from linckia_trainer.weights.vllm_plugin import BACKEND, register
+
+IDLE_SECONDS = 0.002
+
+
+class RolloutMember(ModelMember):
+    """One vLLM engine. It serves a weight version only while it holds all of it, and refuses prompts while stale."""
+
+    def __init__(self, identity: Identity, device: str, threads: int, orphan_timeout: float) -> None:
+        super().__init__(identity, device, threads, orphan_timeout)
+        self.lock = threading.Lock()  # the engine belongs to whoever holds it
+        self.changed = threading.Condition()
+        self.asked: dict[str, SampleRequest] = {}
+        self.finished: list[Trajectory] = []
+        self.version: tuple[int, int] | None = None
+        self.broken: Exception | None = None
+        self.layout: list[Parameter] = []
+
+    def load(self, config: RunConfig) -> None:
+        self.config = config
+        for name, value in engine_environment(config, self.device).items():
+            os.environ[name] = value
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        register()
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(config, self.device)))
+        threading.Thread(target=self._drive, name="engine", daemon=True).start()
+
+    def describe(self) -> dict[str, Any]:
+        return {"weight_version": self.version, "unfinished": len(self.asked)}
+
+    def submit(self, requests: list[SampleRequest]) -> None:
+        """Start sampling; RuntimeError while the engine is stale."""
+        from vllm import SamplingParams
+
+        self._check()
+        if self.version is None:
+            raise RuntimeError(f"{self.identity.name} is stale: it has no whole set of weights to serve")
+        assert self.config is not None
+        rollout = self.config.rollout
+        with self.lock:
+            for request in requests:
+                name = f"{request.position}/{request.sample}/{request.seed}"
+                self.asked[name] = request
+                settings = SamplingParams(
+                    temperature=request.temperature,
+                    top_p=rollout.top_p,
+                    top_k=rollout.top_k,
+                    seed=request.seed,
+                    max_tokens=rollout.max_new_tokens,
+                    stop=list(rollout.stop),
+                    include_stop_str_in_output=True,
+                    logprobs=0,
+                    skip_special_tokens=False,
+                )
+                self.engine.add_request(name, {"prompt_token_ids": request.prompt_tokens}, settings)
+
+    def take(self, max_count: int, wait_seconds: float) -> list[Trajectory]:
+        """All answers finished so far; waits until they are ``max_count``, none is unfinished or the time is over."""
+        deadline = time.monotonic() + wait_seconds
+        with self.changed:
+            while len(self.finished) < max_count and self.asked and (left := deadline - time.monotonic()) > 0:
+                self._check()
+                self.changed.wait(left)
+            taken, self.finished = self.finished, []
+        self._check()
+        return taken
+
+    def assume_weights(self, step: int, policy_generation: int) -> None:
+        """Serve the model folder's own weights as this version."""
+        self.version = (step, policy_generation)
+
+    def open_transfer(self, host: str, port: int, key: str, layout: list[Parameter]) -> None:
+        assert self.config is not None
+        self.layout = layout
+        info = {"host": host, "port": port, "key": key, "timeout": self.config.recovery.collective_timeout}
+        with self.lock:
+            self.engine.collective_rpc("init_weight_transfer_engine", args=(info,))
+
+    def receive_weights(self, step: int, policy_generation: int) -> None:
+        """Take the policy's weights. The engine is stale until all of them are in place."""
+        assert self.config is not None
+        self._check()
+        update = {"layout": self.layout, "bucket_bytes": self.config.rollout.bucket_bytes}
+        with self.lock:
+            self.version = None
+            self.engine.collective_rpc("start_weight_update")
+            self.engine.collective_rpc("update_weights", args=(update,))
+            self.engine.collective_rpc("finish_weight_update")
+            self.engine.reset_prefix_cache()  # cached keys and values are those of the old weights
+            self.version = (step, policy_generation)
+        self.progress.tick("sync")
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory to training (GPU only)."""
+        with self.lock:
+            self.engine.sleep(level)
+
+    def wake(self, tags: list[str] | None = None) -> None:
+        with self.lock:
+            self.engine.wake_up(tags)
+
+    def _drive(self) -> None:
+        while self.broken is None:
+            with self.lock:
+                busy = self.engine.has_unfinished_requests()
+                try:
+                    outputs = self.engine.step() if busy else []
+                except Exception as error:  # must surface in the next call, whatever it is: the caller waits there
+                    self.broken = error
+                    outputs = []
+            if outputs:
+                self._collect(outputs)
+            if not busy:
+                time.sleep(IDLE_SECONDS)
+        with self.changed:
+            self.changed.notify_all()
+
+    def _collect(self, outputs: list[Any]) -> None:
+        self.progress.tick("generate", len(outputs))
+        done = [output for output in outputs if output.finished]
+        if done:
+            with self.changed:
+                self.finished += [self._trajectory(output) for output in done]
+                self.changed.notify_all()
+
+    def _trajectory(self, output: Any) -> Trajectory:
+        request = self.asked.pop(output.request_id)
+        assert self.version is not None
+        answer = output.outputs[0]
+        tokens = list(answer.token_ids)
+        log_probs = [chosen[token].logprob for token, chosen in zip(tokens, answer.logprobs, strict=True)]
+        return Trajectory(
+            request.position,
+            request.sample,
+            np.array(request.prompt_tokens, np.int32),
+            np.array(tokens, np.int32),
+            np.array(log_probs, np.float32),
+            "stop" if answer.finish_reason == "stop" else "length",
+            *self.version,
+        )
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise RuntimeError(f"{self.identity.name}: the engine failed: {self.broken}") from self.broken
+
+
+def engine_environment(config: RunConfig, device: str) -> dict[str, str]:
+    """Environment of vLLM, to be set before it is imported."""
+    variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    if device == "cpu":
+        # Compiling costs 20 s and gains nothing at CPU sizes; pinned threads would put all engines on the same cores.
+        variables |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    if Path(config.model.path).is_dir():
+        variables["HF_HUB_OFFLINE"] = "1"
+    return variables
+
+
+def engine_arguments(config: RunConfig, device: str) -> dict[str, Any]:
+    """vLLM's EngineArgs; ``rollout.engine_args`` wins over all of it."""
+    rollout = config.rollout
+    arguments: dict[str, Any] = {
+        "model": config.model.path,
+        "dtype": {"auto": "bfloat16" if device == "cuda" else "float32"}.get(config.model.dtype, config.model.dtype),
+        "max_model_len": config.data.max_prompt_tokens + rollout.max_new_tokens,
+        "max_num_seqs": rollout.max_num_seqs,
+        "seed": config.run.seed,
+        "enforce_eager": rollout.enforce_eager or device == "cpu",
+        "enable_prefix_caching": rollout.prefix_caching,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "tensor_parallel_size": rollout.tensor_parallel_size,
+        "weight_transfer_config": {"backend": transfer_backend(config, device)},
+    }
+    if device == "cpu":
+        arguments["kv_cache_memory_bytes"] = rollout.kv_cache_bytes
+    else:
+        arguments["gpu_memory_utilization"] = rollout.gpu_memory_utilization
+        arguments["enable_sleep_mode"] = config.placement.colocation == "all"
+        if rollout.tensor_parallel_size > 1:
+            arguments["distributed_executor_backend"] = "ray"
+    return arguments | rollout.engine_args
+
+
+def transfer_backend(config: RunConfig, device: str) -> str:
+    """``rollout.transfer`` by the name that vLLM knows it by."""
+    chosen = config.rollout.transfer
+    if chosen == "auto":
+        shared = config.placement.colocation == "all"
+        chosen = "gloo" if device == "cpu" else ("cuda_ipc" if shared else "nccl")
+    return {"gloo": BACKEND, "cuda_ipc": "ipc", "nccl": "nccl"}[chosen]
