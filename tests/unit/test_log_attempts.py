@@ -99,6 +99,18 @@ def test_a_damaged_claim_blocks_nobody_and_keeps_its_number(store: Store) -> Non
     assert attempts.claim(store, mine()) == 4
 
 
+def test_a_claim_whose_answer_was_lost_is_still_ours(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = Store.put_if_absent
+
+    def answer_lost(self: Store, key: str, data: Any) -> bool:
+        create(self, key, data)
+        return create(self, key, data)
+
+    monkeypatch.setattr(Store, "put_if_absent", answer_lost)
+    assert attempts.claim(store, mine()) == 1
+    assert attempts.numbers(store) == [1]
+
+
 def test_of_many_that_start_at_once_one_runs(store: Store) -> None:
     barrier = threading.Barrier(6)
 

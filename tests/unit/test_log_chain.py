@@ -246,6 +246,13 @@ def test_damage_that_no_group_needs_is_a_warning(store: Store, damage: Any) -> N
     assert log.commit(6, payload(6), attempt=2).step == 6
 
 
+def test_a_record_cut_off_is_seen_by_its_size_alone(store: Store) -> None:
+    make_log(store, 5)
+    cut_payload(store, 3)
+    (warning,) = RunLog(store, ORIGIN).verify(needed_after=4)
+    assert "log/00000003: cut off" in warning
+
+
 def test_a_changed_payload_that_no_group_needs_is_not_even_read(store: Store) -> None:
     make_log(store, 5)
     damage_payload(store, 3)

@@ -243,6 +243,34 @@ def test_an_unknown_kind_of_place_is_said() -> None:
         Store("nowhere://x")
 
 
+class CachingFileSystem(MemoryFileSystem):
+    """Goes on showing what it has shown once, until it is told to look again."""
+
+    protocol = "caching"
+    store: dict[str, Any] = {}  # noqa: RUF012
+    pseudo_dirs: list[str] = [""]  # noqa: RUF012
+    seen: dict[str, Any] = {}  # noqa: RUF012
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.seen.clear()
+
+    def find(self, path: str, **kwargs: Any) -> Any:
+        return self.seen.setdefault(path, super().find(path, **kwargs))
+
+    def info(self, path: str, **kwargs: Any) -> Any:
+        return self.seen.setdefault(f"info {path}", super().info(path, **kwargs))
+
+
+def test_listings_of_a_filesystem_that_caches_are_fresh() -> None:
+    fsspec.register_implementation("caching", CachingFileSystem, clobber=True)
+    store = Store(f"caching://{uuid.uuid4().hex}")
+    for number in range(3):
+        assert len(store.list("log")) == number
+        store.put(f"log/{number}", b"x")
+        store.put("grows", b"x" * number)
+        assert store.info("grows")[0] == number
+
+
 class LookThenWriteFileSystem(MemoryFileSystem):
     """Looks, then writes: right as long as nobody else does the same at one time."""
 

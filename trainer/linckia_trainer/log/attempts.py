@@ -71,8 +71,10 @@ def claim(
                 "wait for it, stop it with `linckia stop`, or take over with --takeover",
             )  # fmt: skip
         number = 1 if newest is None else newest.attempt + 1
-        mine = AttemptInfo(**{"claimed": time.time(), **info, "attempt": number})
-        if store.put_if_absent(f"attempts/{number}", canonical_json(asdict(mine))):
+        mine = canonical_json(asdict(AttemptInfo(**{"claimed": time.time(), **info, "attempt": number})))
+        key = f"attempts/{number}"
+        # a server may have taken our claim and its answer been lost: the client's own second try finds it there
+        if store.put_if_absent(key, mine) or store.get(key) == mine:
             return number
 
 
