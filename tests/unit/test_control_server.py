@@ -28,7 +28,12 @@ def asked():
 
 @pytest.fixture
 def client(asked):
-    actions = {"checkpoint": lambda: asked.append("checkpoint"), "stop": lambda: asked.append("stop")}
+
+    def checkpoint():
+        asked.append("checkpoint")
+        return {"accepted": False}
+
+    actions = {"checkpoint": checkpoint, "stop": lambda: asked.append("stop")}
     return TestClient(make_app(lambda: dict(VIEW), actions, "secret"))
 
 
@@ -38,10 +43,10 @@ def test_the_run(client):
     assert answer.json() == {"api_version": 1, **VIEW}
 
 
-@pytest.mark.parametrize("action", ["checkpoint", "stop"])
-def test_actions_are_asked_for(client, asked, action):
+@pytest.mark.parametrize(("action", "accepted"), [("checkpoint", False), ("stop", True)])
+def test_actions_are_asked_for(client, asked, action, accepted):
     answer = client.post(f"/v1/{action}", headers=TOKEN)
-    assert (answer.status_code, asked) == (202, [action])
+    assert (answer.status_code, answer.json(), asked) == (202, {"accepted": accepted}, [action])
     assert client.get(f"/v1/{action}", headers=TOKEN).status_code == 405
 
 

@@ -24,7 +24,7 @@ from linckia.api.names import API_VERSION, TOKEN_HEADER
 from linckia_trainer.metrics import names
 
 View = Callable[[], dict[str, Any]]
-Action = Callable[[], Any]
+Action = Callable[[], dict[str, Any] | None]
 ACTIONS = ("checkpoint", "stop")
 
 
@@ -48,6 +48,7 @@ def serve(view: View, actions: Mapping[str, Action], host: str, port: int, token
     """Serve until ``close``. ``port`` 0 takes any that is free. UserError if the address cannot be had.
 
     ``actions``: for ``checkpoint`` and ``stop`` what to call; the call asks for it and does not wait for it.
+    What it returns is the answer, ``{"accepted": true}`` if it returns nothing.
     """
     listener = _bind(host, port)
     bound = f"{_bracketed(listener.getsockname()[0])}:{listener.getsockname()[1]}"
@@ -92,8 +93,7 @@ def make_app(view: View, actions: Mapping[str, Action], token: str) -> FastAPI:
     def add(action: str) -> None:
         @app.post(f"/v1/{action}", dependencies=guarded, status_code=202)
         def ask() -> dict[str, Any]:
-            actions[action]()
-            return {"accepted": action}
+            return actions[action]() or {"accepted": True}
 
     for action in ACTIONS:
         add(action)
