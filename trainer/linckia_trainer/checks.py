@@ -66,9 +66,8 @@ def make_model(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
         say(f"making the model in {folder} (once)")
         partial = folder.with_suffix(".partial")
         # In a process of its own, so that the controller stays free of what the user's code loads.
-        code = "import sys; from linckia_trainer.experience.rewards import load_function as load; load(sys.argv[1], 'model.make')(sys.argv[2], int(sys.argv[3]))"
         made = subprocess.run(
-            [sys.executable, "-c", code, config.model.make, str(partial), str(config.run.seed)],
+            [sys.executable, "-m", "linckia_trainer.make_model", config.model.make, str(partial), str(config.run.seed)],
             check=False,
             capture_output=True,
             text=True,

@@ -20,7 +20,7 @@ from linckia_trainer.log import spool
 from linckia_trainer.log.chain import Record
 from linckia_trainer.log.records import RecordHeader, encode
 from linckia_trainer.run import Batch, Run
-from linckia_trainer.saving import save
+from linckia_trainer.saving import finish_saving, save
 
 
 def train(run: Run) -> None:
@@ -48,7 +48,8 @@ def train(run: Run) -> None:
         if run.evaluation_due(step):
             evaluate(run, step)
         run.finish_step(record, metrics)
-    save(run, run.log.head(), last=True)
+    with run.stage("save"):
+        finish_saving(run)
 
 
 def score(run: Run, trajectories: list[Trajectory]) -> tuple[Batch, tuple[str, ...]]:

@@ -1,39 +1,34 @@
 """``linckia train`` behind the command line: check everything, claim the attempt, start the groups, train, sum up."""
 
-import contextlib
 import os
-import shutil
-import signal
-import socket
 import threading
 import time
-import traceback
-from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+import ray
 import rich
 
 from linckia.api.config import RunConfig
-from linckia.api.errors import FencedError, LiveRunError, UserError
+from linckia.api.errors import LiveRunError
+from linckia_trainer import controller, start
+from linckia_trainer.attempt import AttemptView, ending, heartbeat, stop_on_signal, watching_for_newer
 from linckia_trainer.checks import Checked, check, check_origin, identity
+from linckia_trainer.control.server import serve
+from linckia_trainer.control.token import run_token
 from linckia_trainer.local import fetch_local, prepare_folder, set_aside, write_run_file
 from linckia_trainer.log import attempts
 from linckia_trainer.log.chain import RunLog
-from linckia_trainer.log.process import start_time
-from linckia_trainer.log.records import Carried
+from linckia_trainer.log.process import this_host, this_start_time
 from linckia_trainer.log.store import Store
 from linckia_trainer.metrics import names
-from linckia_trainer.metrics.curves import draw_curves
 from linckia_trainer.metrics.progress import RunProgress
 from linckia_trainer.metrics.sinks import Metrics, check_sinks, read_rows
-from linckia_trainer.metrics.summary import read_summary, render_summary, summarize, write_summary
+from linckia_trainer.metrics.summary import read_summary, render_summary, summarize
+from linckia_trainer.run import Run, fresh_start
+from linckia_trainer.start import Standing
 from linckia_trainer.state.fork import find_fork_point, read_fork
 from linckia_trainer.state.fork import fork as make_fork
-
-WATCH_SECONDS = 3.0
-HEARTBEAT_SECONDS = 5.0
+from linckia_trainer.weights.sync import WeightSync
 
 
 def train(
@@ -84,12 +79,6 @@ def attend(
     began: float,
 ) -> int:
     """One attempt from its claim to its end."""
-    import ray
-
-    from linckia_trainer import start
-    from linckia_trainer.control.server import serve
-    from linckia_trainer.control.token import run_token
-
     config = checked.config
     name = config.run.name
     planned = start.connect(config, address)
@@ -97,9 +86,9 @@ def attend(
     server = serve(control.view, control.actions(), config.control.host, config.control.port, run_token(name))
     try:
         info = {
-            "host": socket.gethostname(),
+            "host": this_host(),
             "pid": os.getpid(),
-            "start_time": start_time(os.getpid()),
+            "start_time": this_start_time(),
             "ray_address": ray.get_runtime_context().gcs_address,
             "api_address": server.address,
             "config": config.model_dump(mode="json", exclude={"storage": {"options"}}),
@@ -129,16 +118,12 @@ def run_attempt(
     store: Store,
     folder: Path,
     attempt: int,
-    standing: Any,
-    control: "AttemptView",
+    standing: Standing,
+    control: AttemptView,
     progress: RunProgress,
     began: float,
 ) -> None:
     """The loop of ``controller.train`` with everything around it in place."""
-    from linckia_trainer import controller
-    from linckia_trainer.run import Run, fresh_start
-    from linckia_trainer.weights.sync import WeightSync
-
     config, groups = checked.config, standing.groups
     forked = read_fork(store)
     log = RunLog(store, origin)
@@ -174,155 +159,8 @@ def run_attempt(
     run.metrics.close()
 
 
-def engine_order(item: tuple[str, Any]) -> int:
+def engine_order(item: tuple[str, object]) -> int:
     return int(item[0].rpartition("-")[2]) if item[0].startswith("rollout-") else -1
-
-
-class AttemptView:
-    """What the control API shows and takes before and while the run stands."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
-        self.run: Any = None
-        self.start_seconds = 0.0
-
-    def view(self) -> dict[str, Any]:
-        if self.run is None:
-            return {
-                "api_version": names_version(),
-                "run": self.config.run.name,
-                "step": 0,
-                "stage": "start",
-                "groups": {},
-            }
-        shown: dict[str, Any] = self.run.view()
-        return shown
-
-    def actions(self) -> dict[str, Any]:
-        return {"stop": self.stop, "checkpoint": self.checkpoint}
-
-    def stop(self) -> dict[str, Any]:
-        if self.run is None:
-            os.kill(os.getpid(), signal.SIGINT)
-        else:
-            self.run.stop_requested.set()
-        return {"accepted": True}
-
-    def checkpoint(self) -> dict[str, Any]:
-        if self.run is not None:
-            self.run.checkpoint_requested.set()
-        return {"accepted": self.run is not None}
-
-
-def names_version() -> int:
-    from linckia.api.names import API_VERSION
-
-    return API_VERSION
-
-
-@contextlib.contextmanager
-def ending(
-    store: Store, attempt: int, config: RunConfig, folder: Path, control: AttemptView, progress: RunProgress
-) -> Iterator[None]:
-    """Write down how the attempt ended, with summary and curves; a failure is said with the next command to type."""
-    try:
-        yield
-    except FencedError:
-        raise
-    except BaseException as error:
-        cause, fingerprint = describe_failure(error)
-        with contextlib.suppress(OSError, UserError):  # the cause matters more than that it could not be written down
-            attempts.end(store, attempt, "failed", cause, fingerprint)
-        sum_up(config, folder, "failed", control)
-        raise
-    stopped = control.run.log.head() < config.run.steps
-    outcome: attempts.Outcome = "stopped" if stopped else "finished"
-    sum_up(config, folder, outcome, control)
-    attempts.end(store, attempt, outcome)
-    from linckia_trainer.saving import copy_local_files
-
-    copy_local_files(folder, control.run)
-    summary = read_summary(folder)
-    assert summary is not None
-    rich.print(render_summary(summary, folder))
-
-
-def sum_up(config: RunConfig, folder: Path, outcome: str, control: AttemptView) -> None:
-    rows = read_rows(folder)
-    write_summary(folder, summarize(rows, config.run.name, config.run.dir, outcome, control.start_seconds))
-    if rows:
-        draw_curves(rows, config.run.name, folder / "curves.png")
-
-
-def describe_failure(error: BaseException) -> tuple[str, str]:
-    """(cause in words, fingerprint): the same cause has the same fingerprint when it strikes again."""
-    cause = getattr(error, "cause", None) or error
-    if isinstance(cause, UserError):
-        return str(cause), getattr(cause, "fingerprint", None) or f"{type(cause).__name__}:{cause.field}"
-    frames = traceback.extract_tb(cause.__traceback__)
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else "?"
-    lines = str(cause).strip().splitlines() or [type(cause).__name__]
-    return f"{type(cause).__name__}: {lines[-1]}", f"{type(cause).__name__}:{place}"
-
-
-@contextlib.contextmanager
-def stop_on_signal(run: Any) -> Iterator[None]:
-    """SIGINT and SIGTERM ask for a stop after the current step; the second SIGINT interrupts."""
-
-    def ask(number: int, frame: Any) -> None:
-        if run.stop_requested.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        run.stop_requested.set()
-        run.progress.message("stopping after this step; the same command goes on with the run")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def watching_for_newer(store: Store, attempt: int) -> Iterator[None]:
-    """Exit at once, touching nothing, when a newer attempt is claimed."""
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(WATCH_SECONDS):
-            try:
-                superseded = attempts.superseded(store, attempt)
-            except (OSError, UserError):
-                continue  # a storage that does not answer says nothing about other attempts
-            if superseded:
-                print(f"attempt {attempt} was replaced by a newer one and exits", flush=True)
-                os._exit(4)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-
-
-def heartbeat(run: Any) -> None:
-    """Tell the members that their controller lives, and keep what they say for the control API."""
-    import ray
-
-    while True:
-        for group in run.groups:
-            try:
-                run.members[group.name] = group.status()
-            except (ray.exceptions.RayError, FencedError):
-                continue  # whoever calls the group for work learns of its death and acts
-            for member in run.members[group.name]:
-                if member.get("saving_problem"):
-                    run.warn(member["saving_problem"])
-        time.sleep(HEARTBEAT_SECONDS)
 
 
 def refuse_live(store: Store, takeover: bool) -> None:
@@ -365,8 +203,7 @@ def fork_from(source: RunConfig, checked: Checked, target: Store) -> None:
     if source.has_critic:
         worlds["critic"] = source.critic.world_size
     point = find_fork_point(store, source.run.name, log, worlds)
-    forked_origin = identity(checked, {"run": source.run.name, "step": point.step, "log_hash": point.log_hash})
+    forked_origin = identity(
+        checked, {"run": source.run.name, "step": point.fork.step, "log_hash": point.fork.log_hash}
+    )
     make_fork(target, checked.config.run.name, forked_origin, point, store)
-
-
-__all__ = ["Carried", "asdict", "shutil", "train"]

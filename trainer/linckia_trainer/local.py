@@ -3,17 +3,17 @@
 import json
 import os
 import shutil
-import socket
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
 
+from linckia.api.access import RUN_FILE, RunFile
 from linckia.api.config import RunConfig
+from linckia_trainer.log.process import this_host
 from linckia_trainer.log.store import Store
 from linckia_trainer.saving import COPIED
-
-RUN_FILE = "run.json"
 
 
 def prepare_folder(config: RunConfig) -> tuple[RunConfig, Path]:
@@ -44,21 +44,21 @@ def fetch_local(store: Store, folder: Path) -> None:
 
 def write_run_file(folder: Path, config: RunConfig, config_path: str, attempt: int, api_address: str) -> None:
     """``run.json``: what a command needs to find the run again (storage options may hold keys: for the owner alone)."""
-    found = {
-        "name": config.run.name,
-        "uri": config.run.dir,
-        "options": config.storage.options,
-        "attempt": attempt,
-        "api_address": api_address,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "config": str(Path(config_path).absolute()),
-        "started": time.time(),
-    }
+    found = RunFile(
+        name=config.run.name,
+        uri=config.run.dir,
+        options=config.storage.options,
+        attempt=attempt,
+        api_address=api_address,
+        host=this_host(),
+        pid=os.getpid(),
+        config=str(Path(config_path).absolute()),
+        started=time.time(),
+    )
     path = folder / RUN_FILE
     partial = path.with_suffix(".partial")
     partial.touch(mode=0o600)
-    partial.write_text(json.dumps(found, indent=2) + "\n")
+    partial.write_text(json.dumps(asdict(found), indent=2) + "\n")
     partial.replace(path)
     shown = config.model_dump(mode="json", exclude={"storage": {"options"}})
     (folder / "config.yaml").write_text(yaml.safe_dump(shown, sort_keys=False))

@@ -3,6 +3,7 @@
 The same few lines serve a first start, a restart after everything was killed, and a step that had to be skipped.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from linckia.api.errors import DamagedError, UserError
@@ -78,15 +79,16 @@ def restore(run: "Run", group: ActorGroup) -> int:
             group.call("restore", choice)
         except DamagedError as error:
             run.warn(f"{group.name}: {error}")
-            refs = [ref for ref in refs if ref not in choice.refs]
+            refs = [replace(ref, invalid=str(error)) if ref in choice.refs else ref for ref in refs]
             continue
         return choice.step
     if agree:  # freshly built from the model folder, which is state 0
         return int(at)
+    reasons = refusals(refs, len(group.members), run.log.head(), run.log.hash_at)
     raise UserError(
         "run.dir",
         run.config.run.dir,
-        f"no valid state of {group.name}: {'; '.join(refusals(refs, len(group.members), run.log.head(), run.log.hash_at)) or 'none saved'}",
+        f"no valid state of {group.name}: {'; '.join(reasons) or 'none was saved'}",
         "look at `linckia checkpoints RUN`, and rewind to a step that has one",
     )
 

@@ -16,6 +16,22 @@ if TYPE_CHECKING:
 COPIED = ("metrics.jsonl", "curves.png", "summary.json", "config.yaml")
 
 
+FINISH_SECONDS = 3600.0  # a store that has not taken the last state by then will not
+
+
+def finish_saving(run: "Run") -> None:
+    """Before the end: the head's state in the run directory, and nothing left being written."""
+    wait_until_written(run)
+    if run.last_checkpoint != run.log.head():
+        save(run, run.log.head(), last=True)
+    wait_until_written(run)
+
+
+def wait_until_written(run: "Run") -> None:
+    for group in run.stateful:
+        group.call("finish_saving", FINISH_SECONDS)
+
+
 def save(run: "Run", step: int, last: bool = False) -> None:
     """Save the states of ``step`` to the tiers that are due; with ``last`` to the run directory, and wait for it."""
     tiers = due_tiers(run, step, last)
@@ -40,6 +56,8 @@ def due_tiers(run: "Run", step: int, last: bool) -> list[str]:
     storage = run.config.storage
     durable = storage.run_directory
     waited = (time.monotonic() - run.last_checkpoint_time) / 60
+    if last:
+        return [RUN_DIRECTORY]
     tiers = []
     if storage.node_memory is not None and step % storage.node_memory.every == 0:
         tiers.append(NODE_MEMORY)
@@ -47,7 +65,6 @@ def due_tiers(run: "Run", step: int, last: bool) -> list[str]:
         step % durable.every == 0
         or (durable.minutes is not None and waited >= durable.minutes)
         or run.checkpoint_requested.is_set()
-        or (last and run.last_checkpoint != step)
     ):
         tiers.append(RUN_DIRECTORY)
     return tiers

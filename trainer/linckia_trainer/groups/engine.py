@@ -120,9 +120,11 @@ def step(engine: Any) -> float:
 
     Raises NonFiniteError on every rank if a gradient is not finite on any; nothing has been stepped on then.
     """
+    norm = None
+    if engine.zero_optimization_stage() == 0:  # the only stage that does not keep it
+        norm = nn.utils.get_total_norm([one.grad for one in engine.module.parameters() if one.grad is not None])
     engine.step()
-    norm = engine.get_global_grad_norm()
-    return float(norm) if norm is not None else float("nan")
+    return float(engine.get_global_grad_norm() if norm is None else norm)
 
 
 def all_finite(value: Tensor) -> bool:

@@ -15,7 +15,7 @@ from linckia_trainer.experience.batching import shard, unshard
 from linckia_trainer.groups.member import Identity
 from linckia_trainer.groups.placement import Placed
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = dict[str, NDArray[Any]]
 
 
 class ActorGroup:

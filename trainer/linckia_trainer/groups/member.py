@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import ray
 
 from linckia.api.errors import FencedError
@@ -74,7 +74,7 @@ class Member:
         finally:
             self.progress.idle()
 
-    @ray.method(concurrency_group="control")
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def status(self, attempt: int) -> dict[str, Any]:
         """Where this member stands; also the heartbeat of its controller."""
         self._admit(attempt)
@@ -90,7 +90,7 @@ class Member:
             **self.describe(),
         }
 
-    @ray.method(concurrency_group="control")
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def fence(self, attempt: int) -> None:
         """Refuse everything from now on; a running update stops at its next micro-batch."""
         self._admit(attempt)
@@ -106,7 +106,7 @@ class Member:
 
     def open_rendezvous(self) -> tuple[str, int]:
         """On rank 0: listen on a port the system picks, so that nothing can race for it. Returns (host, port)."""
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         host = ray.util.get_node_ip_address()
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
@@ -117,7 +117,7 @@ class Member:
         from datetime import timedelta
 
         import torch
-        from torch.distributed import PrefixStore, TCPStore
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         torch.set_num_threads(self.threads)
         identity = self.identity

@@ -117,7 +117,7 @@ class ModelMember(Member):
         digest = hashlib.sha256()
         for name, tensor in state_tensors(self.engine):
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(dtype=_bytes()).numpy())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(dtype=_bytes()).numpy().data)
         return digest.hexdigest()
 
 

@@ -36,8 +36,8 @@ class RecordHeader:
     cursor_after: int
     kl_coefficient: float
     kl_coefficient_after: float
-    normalizer: dict[str, float]
-    normalizer_after: dict[str, float]
+    normalizer: dict[str, Any]
+    normalizer_after: dict[str, Any]
     reward_part_names: tuple[str, ...] = ()
 
 
@@ -46,7 +46,7 @@ class Carried(NamedTuple):
 
     cursor: int
     kl_coefficient: float
-    normalizer: dict[str, float]
+    normalizer: dict[str, Any]
 
 
 def carried(header: RecordHeader, skipped: bool) -> Carried:

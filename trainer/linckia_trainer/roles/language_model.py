@@ -131,7 +131,7 @@ def check_head(module: TokenLogProbs) -> None:
 
     Catches models whose head does more than a linear map, which would otherwise train on wrong log-probabilities.
     """
-    size = module.lm.config.get_text_config().vocab_size  # type: ignore[union-attr]
+    size = module.lm.config.get_text_config().vocab_size  # type: ignore[operator,union-attr]
     tokens = torch.arange(8).remainder(size)[None]
     with torch.no_grad():
         ours, _ = module(tokens, torch.ones_like(tokens, dtype=torch.bool), 1.0)

@@ -39,7 +39,8 @@ class RolloutMember(ModelMember):
         from vllm.v1.engine.llm_engine import LLMEngine
 
         register()
-        self.engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(config, self.device)))
+        arguments = engine_arguments(config, self.device, context_length(config.model.path))
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         threading.Thread(target=self._drive, name="engine", daemon=True).start()
 
     def describe(self) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class RolloutMember(ModelMember):
                 busy = self.engine.has_unfinished_requests()
                 try:
                     outputs = self.engine.step() if busy else []
-                except Exception as error:  # must surface in the next call, whatever it is: the caller waits there
+                except Exception as error:  # noqa: BLE001 - whatever it is has to surface in the next call, not hang it
                     self.broken = error
                     outputs = []
             if outputs:
@@ -172,13 +173,13 @@ def engine_environment(config: RunConfig, device: str) -> dict[str, str]:
     return variables
 
 
-def engine_arguments(config: RunConfig, device: str) -> dict[str, Any]:
+def engine_arguments(config: RunConfig, device: str, context: int) -> dict[str, Any]:
     """vLLM's EngineArgs; ``rollout.engine_args`` wins over all of it."""
     rollout = config.rollout
     arguments: dict[str, Any] = {
         "model": config.model.path,
         "dtype": {"auto": "bfloat16" if device == "cuda" else "float32"}.get(config.model.dtype, config.model.dtype),
-        "max_model_len": config.data.max_prompt_tokens + rollout.max_new_tokens,
+        "max_model_len": min(context, config.data.max_prompt_tokens + rollout.max_new_tokens),
         "max_num_seqs": rollout.max_num_seqs,
         "seed": config.run.seed,
         "enforce_eager": rollout.enforce_eager or device == "cpu",
@@ -196,6 +197,13 @@ def engine_arguments(config: RunConfig, device: str) -> dict[str, Any]:
         if rollout.tensor_parallel_size > 1:
             arguments["distributed_executor_backend"] = "ray"
     return arguments | rollout.engine_args
+
+
+def context_length(path: str) -> int:
+    """Tokens that the model's positions reach."""
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(path).get_text_config().max_position_embeddings)
 
 
 def transfer_backend(config: RunConfig, device: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from linckia_trainer.weights.buckets import Parameter, bucket_size, buckets, pack
 
@@ -30,7 +30,7 @@ class GlooSender:
         self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         self.host = host
         self.timeout = timeout
-        self.pairs: dict[str, ProcessGroupGloo] = {}
+        self.pairs: dict[str, Any] = {}
 
     def endpoint(self) -> tuple[str, int]:
         """Where engines connect: (host, port)."""

@@ -1,10 +1,10 @@
 """The gloo receiver as vLLM's worker runs it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroupGloo
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -45,7 +45,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
     update_info_cls = GlooUpdateInfo
     supports_draft_weight_update = False
 
-    pair: ProcessGroupGloo | None = None
+    pair: Any = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         self.pair = gloo_pair(init_info.host, init_info.port, init_info.key, ENGINE_RANK, init_info.timeout)

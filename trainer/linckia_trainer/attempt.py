@@ -1,0 +1,167 @@
+"""What surrounds the loop of one attempt: what it shows, how it ends, who stops it, who replaces it."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+import rich
+
+from linckia.api.config import RunConfig
+from linckia.api.errors import FencedError, UserError
+from linckia.api.names import API_VERSION
+from linckia_trainer.log import attempts
+from linckia_trainer.log.store import Store
+from linckia_trainer.metrics.curves import draw_curves
+from linckia_trainer.metrics.progress import RunProgress
+from linckia_trainer.metrics.sinks import read_rows
+from linckia_trainer.metrics.summary import read_summary, render_summary, summarize, write_summary
+from linckia_trainer.run import Run
+from linckia_trainer.saving import copy_local_files
+
+WATCH_SECONDS = 3.0
+HEARTBEAT_SECONDS = 5.0
+EXIT_REPLACED = 4
+
+
+class AttemptView:
+    """What the control API shows and takes before and while the run stands."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.run: Run | None = None
+        self.start_seconds = 0.0
+
+    def view(self) -> dict[str, Any]:
+        if self.run is None:
+            return {
+                "api_version": API_VERSION,
+                "run": self.config.run.name,
+                "step": 0,
+                "stage": "start",
+                "groups": {},
+            }
+        return self.run.view()
+
+    def actions(self) -> dict[str, Any]:
+        return {"stop": self.stop, "checkpoint": self.checkpoint}
+
+    def stop(self) -> dict[str, Any]:
+        if self.run is None:
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            self.run.stop_requested.set()
+        return {"accepted": True}
+
+    def checkpoint(self) -> dict[str, Any]:
+        if self.run is not None:
+            self.run.checkpoint_requested.set()
+        return {"accepted": self.run is not None}
+
+
+@contextlib.contextmanager
+def ending(
+    store: Store, attempt: int, config: RunConfig, folder: Path, control: AttemptView, progress: RunProgress
+) -> Iterator[None]:
+    """Write down how the attempt ended, with summary and curves; a failure is said with the next command to type."""
+    try:
+        yield
+    except FencedError:
+        raise
+    except BaseException as error:
+        cause, fingerprint = describe_failure(error)
+        with contextlib.suppress(OSError, UserError):  # the cause matters more than that it could not be written down
+            attempts.end(store, attempt, "failed", cause, fingerprint)
+        sum_up(config, folder, "failed", control)
+        raise
+    assert control.run is not None
+    stopped = control.run.log.head() < config.run.steps
+    outcome: attempts.Outcome = "stopped" if stopped else "finished"
+    sum_up(config, folder, outcome, control)
+    attempts.end(store, attempt, outcome)
+    copy_local_files(folder, control.run)
+    summary = read_summary(folder)
+    assert summary is not None
+    rich.print(render_summary(summary, folder))
+
+
+def sum_up(config: RunConfig, folder: Path, outcome: str, control: AttemptView) -> None:
+    rows = read_rows(folder)
+    write_summary(folder, summarize(rows, config.run.name, config.run.dir, outcome, control.start_seconds))
+    if rows:
+        draw_curves(rows, config.run.name, folder / "curves.png")
+
+
+def describe_failure(error: BaseException) -> tuple[str, str]:
+    """(cause in words, fingerprint): the same cause has the same fingerprint when it strikes again."""
+    cause = getattr(error, "cause", None) or error
+    if isinstance(cause, UserError):
+        return str(cause), getattr(cause, "fingerprint", None) or f"{type(cause).__name__}:{cause.field}"
+    frames = traceback.extract_tb(cause.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else "?"
+    lines = str(cause).strip().splitlines() or [type(cause).__name__]
+    return f"{type(cause).__name__}: {lines[-1]}", f"{type(cause).__name__}:{place}"
+
+
+@contextlib.contextmanager
+def stop_on_signal(run: Run) -> Iterator[None]:
+    """SIGINT and SIGTERM ask for a stop after the current step; the second SIGINT interrupts."""
+
+    def ask(number: int, frame: Any) -> None:
+        if run.stop_requested.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        run.stop_requested.set()
+        run.progress.message("stopping after this step; the same command goes on with the run")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def watching_for_newer(store: Store, attempt: int) -> Iterator[None]:
+    """Exit at once, touching nothing, when a newer attempt is claimed."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(WATCH_SECONDS):
+            try:
+                superseded = attempts.superseded(store, attempt)
+            except (OSError, UserError):
+                continue  # a storage that does not answer says nothing about other attempts
+            if superseded:
+                print(f"attempt {attempt} was replaced by a newer one and exits", flush=True)
+                os._exit(EXIT_REPLACED)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def heartbeat(run: Run) -> None:
+    """Tell the members that their controller lives, and keep what they say for the control API."""
+    while True:
+        for group in run.groups:
+            try:
+                run.members[group.name] = group.status()
+            except (ray.exceptions.RayError, FencedError):
+                continue  # whoever calls the group for work learns of its death and acts
+            for member in run.members[group.name]:
+                if member.get("saving_problem"):
+                    run.warn(member["saving_problem"])
+        time.sleep(HEARTBEAT_SECONDS)
