@@ -217,18 +217,18 @@ def load_checkpoint(engine: Any, folder: Path) -> None:
 
 def state_tensors(engine: Any) -> Iterator[tuple[str, Tensor]]:
     """Every tensor that makes up this rank's state, by a stable name."""
-    yield from _tensors("", copy_out(engine))
+    yield from named_tensors("", copy_out(engine))
 
 
-def _tensors(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+def named_tensors(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield prefix, value
     elif isinstance(value, dict):
         for key in value:
-            yield from _tensors(f"{prefix}/{key}", value[key])
+            yield from named_tensors(f"{prefix}/{key}", value[key])
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _tensors(f"{prefix}/{index}", item)
+            yield from named_tensors(f"{prefix}/{index}", item)
 
 
 def _copied(value: Any) -> Any:

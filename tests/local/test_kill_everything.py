@@ -1,0 +1,228 @@
+"""SIGKILL of everything in each stage, one run struck six times in turn: it ends with the bits of a run never killed."""
+
+import hashlib
+import io
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import torch
+from local import tiny
+
+from linckia.api.access import find_token, read_run_file
+from linckia.api.names import TOKEN_HEADER
+from linckia_trainer.groups.engine import named_tensors
+from linckia_trainer.log import framing
+from linckia_trainer.log.chain import RunLog, record_key
+from linckia_trainer.log.store import Store
+from linckia_trainer.metrics.sinks import read_rows
+from linckia_trainer.state.format import read_state
+from linckia_trainer.state.tiers import RUN_DIRECTORY, Tier, list_states
+
+STAGES = ("generate", "score", "record", "update", "sync", "save")
+STEPS = 14
+START_SECONDS = 240
+STARTED: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass
+class Struck:
+    """What was seen when everything was killed: the witness that the strike hit live work in the stage."""
+
+    stage: str
+    step: int
+    head: int
+    processes: int
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    # Node memory lies in real shared memory, as in production, in a folder of its own.
+    folder = tmp_path_factory.mktemp("kill")
+    memory = Path("/dev/shm", f"linckia-test-{os.getpid()}")
+    yield folder
+    for process in STARTED:
+        if process.poll() is None:
+            kill_tree(process)
+    shutil.rmtree(memory, ignore_errors=True)
+
+
+def config_of(work: Path, name: str) -> Path:
+    return tiny.write_config(
+        work / name, name, storage={"node_memory_dir": f"/dev/shm/linckia-test-{os.getpid()}/{name}", "spool_seconds": 0,
+                                    "run_directory": {"every": 3, "keep": 2}}
+    )  # fmt: skip
+
+
+def start(work: Path, config: Path) -> subprocess.Popen[bytes]:
+    with (work / "output.txt").open("ab") as log:
+        process = subprocess.Popen(
+            tiny.command(config),
+            cwd=work,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "PWD": str(work)},
+        )
+    STARTED.append(process)
+    return process
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> int:
+    """SIGKILL the controller, Ray and every member at once; returns how many processes that were."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    for one in [psutil.Process(process.pid), *family]:
+        try:
+            one.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    process.wait(timeout=30)
+    psutil.wait_procs(family, timeout=30)
+    assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    return len(family) + 1
+
+
+def strike(work: Path, config: Path, name: str, stage: str, not_before: int) -> Struck:
+    """Start the run and kill everything when its control API says that it is in ``stage`` at or after ``not_before``."""
+    process = start(work, config)
+    deadline = time.monotonic() + START_SECONDS
+    with httpx.Client() as client:
+        while time.monotonic() < deadline:
+            assert process.poll() is None, (work / "output.txt").read_text()[-3000:]
+            file = read_run_file(work / "runs" / name)
+            if file is None or file.pid != process.pid:
+                time.sleep(0.2)
+                continue
+            view = client.get(
+                f"http://{file.api_address}/v1/run", headers={TOKEN_HEADER: find_token(name) or ""}
+            ).json()
+            if view["stage"] == stage and view["step"] >= not_before:
+                return Struck(view["stage"], view["step"], view["log_head"], kill_tree(process))
+    kill_tree(process)
+    raise AssertionError(f"never seen in stage {stage}")
+
+
+def finish(work: Path, config: Path) -> None:
+    process = start(work, config)
+    assert process.wait(timeout=START_SECONDS) == 0, (work / "output.txt").read_text()[-3000:]
+
+
+@pytest.fixture(scope="module")
+def golden(work: Path) -> Path:
+    config = config_of(work, "golden")
+    finish(work / "golden", config)
+    return work / "golden"
+
+
+@pytest.fixture(scope="module")
+def struck(work: Path) -> tuple[Path, list[Struck]]:
+    config = config_of(work, "struck")
+    place = work / "struck"
+    strikes: list[Struck] = []
+    for number, stage in enumerate(STAGES):
+        strikes.append(strike(place, config, "struck", stage, not_before=2 * number + 1))
+        if stage == "sync":  # this time the machine's memory is lost too: back to the run directory, and more replay
+            shutil.rmtree(f"/dev/shm/linckia-test-{os.getpid()}/struck")
+    finish(place, config)
+    return place, strikes
+
+
+def run_store(place: Path) -> Store:
+    return Store(str(place / "runs" / place.name))
+
+
+def payload_hashes(place: Path) -> list[str]:
+    store = run_store(place)
+    return [hashlib.sha256(framing.unpack(store.get(record_key(step)))[1]).hexdigest() for step in range(1, STEPS + 1)]
+
+
+def state_hashes(place: Path, group: str) -> dict[int, str]:
+    """rank -> sha256 over parameters and optimizer state of the last saved state."""
+
+    store = run_store(place)
+    found = {}
+    for ref in list_states([Tier(RUN_DIRECTORY, store)], group):
+        if ref.step == STEPS:
+            digest = hashlib.sha256()
+            for name, content in read_state(store, ref.key)[1]:
+                for key, tensor in named_tensors(name, torch.load(io.BytesIO(content), weights_only=False)):
+                    digest.update(key.encode() + tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            found[ref.rank] = digest.hexdigest()
+    return found
+
+
+def test_every_strike_hit_live_work_in_its_stage(struck: tuple[Path, list[Struck]]) -> None:
+    _, strikes = struck
+    assert [one.stage for one in strikes] == list(STAGES)
+    assert all(one.processes >= 8 for one in strikes)  # controller, Ray, two ranks, critic, reference, reward, engines
+    steps = [one.step for one in strikes]
+    assert steps == sorted(steps)
+    assert steps[-1] <= STEPS
+
+
+def test_records_are_the_same_bytes(golden: Path, struck: tuple[Path, list[Struck]]) -> None:
+    place, _ = struck
+    assert payload_hashes(place) == payload_hashes(golden)
+    ours, theirs = RunLog(run_store(place), None), RunLog(run_store(golden), None)
+    assert ours.head() == theirs.head() == STEPS
+    assert ours.log_hash(STEPS) == theirs.log_hash(STEPS)
+    assert ours.verify(needed_after=0, deep=True) == []
+
+
+@pytest.mark.parametrize(("group", "ranks"), [("policy", 2), ("critic", 1)])
+def test_weights_and_optimizer_are_the_same_bits(
+    golden: Path, struck: tuple[Path, list[Struck]], group: str, ranks: int
+) -> None:
+    place, _ = struck
+    wanted = state_hashes(golden, group)
+    assert sorted(wanted) == list(range(ranks))
+    assert state_hashes(place, group) == wanted
+
+
+def test_no_trajectory_is_recorded_twice_or_lost(struck: tuple[Path, list[Struck]]) -> None:
+    place, _ = struck
+    log = RunLog(run_store(place), None)
+    keys = [
+        (int(position), int(sample))
+        for step in log.steps()
+        for position, sample in zip(log.read(step).arrays["positions"], log.read(step).arrays["samples"], strict=True)
+    ]
+    assert len(keys) == len(set(keys))
+    last = max(position for position, _ in keys)
+    assert sorted(keys) == [(position, sample) for position in range(last + 1) for sample in range(4)]
+
+
+def test_epochs_end_short_and_nothing_is_filled(golden: Path) -> None:
+    log = RunLog(run_store(golden), None)
+    rows = [len(log.read(step).arrays["positions"]) for step in range(1, 7)]
+    assert rows == [16, 16, 8, 16, 16, 8]  # 10 prompts an epoch, 4 a step, 4 samples each
+
+
+def test_metrics_and_evaluations_are_those_of_the_golden_run(golden: Path, struck: tuple[Path, list[Struck]]) -> None:
+    place, _ = struck
+    wanted = {row["step"]: row for row in read_rows(golden / "runs" / "golden")}
+    found = {row["step"]: row for row in read_rows(place / "runs" / "struck")}
+    assert found.keys() == wanted.keys() == set(range(STEPS + 1))
+    for step in range(1, STEPS + 1):
+        for name in ("reward/mean", "policy/loss", "critic/loss", "kl/coefficient", "rollout/log_prob_difference"):
+            assert found[step][name] == wanted[step][name], (step, name)
+    scored = [step for step, row in wanted.items() if "evaluation/score" in row]
+    assert scored == [0, 7, 14]
+    assert [found[step]["evaluation/score"] for step in scored] == [wanted[step]["evaluation/score"] for step in scored]
+
+
+def test_nothing_is_left_running(golden: Path, struck: tuple[Path, list[Struck]]) -> None:
+    left = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if (process.info["environ"] or {}).get("PWD", "").startswith(str(golden.parent)) or str(golden.parent) in words:
+            left.append(words)
+    assert left == []
