@@ -12,14 +12,14 @@ from typing import Any
 LETTERS = ["<pad>", "</s>", *"0123456789= sort"]
 NUM_DIGITS = 3
 NUM_HELD_OUT = 200
-WARM_UP_STEPS = 40
+WARM_UP_STEPS = 30
 
 
 def reward(prompts: list[str], answers: list[str], examples: list[dict[str, Any]]) -> list[dict[str, float]]:
     """``digits``: the share of characters in place, for credit on the way; ``exact``: whether the answer is right."""
     return [
         {
-            "digits": sum(a == b for a, b in zip(answer, example["answer"])) / max(len(answer), NUM_DIGITS),
+            "digits": sum(a == b for a, b in zip(answer, example["answer"], strict=False)) / max(len(answer), NUM_DIGITS),
             "exact": float(answer == example["answer"]),
         }
         for answer, example in zip(answers, examples, strict=True)
