@@ -1,6 +1,6 @@
 """The policy: log-probabilities of what the engines sampled, and the clipped policy update."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,14 @@ from linckia_trainer.groups.engine_errors import NonFiniteError
 from linckia_trainer.groups.model_member import Arrays, ModelMember, micro_batches
 from linckia_trainer.roles.language_model import check_head, load_language_model, model_dtype
 from linckia_trainer.roles.updating import Sums, mini_batches, to_device
-from linckia_trainer.weights.buckets import Parameter, buckets
-from linckia_trainer.weights.gloo import GlooSender
+from linckia_trainer.weights.buckets import Parameter
+from linckia_trainer.weights.transfer import Invitation, Sender, make_sender, raise_lost, transfer_backend
 
 
 class PolicyMember(ModelMember):
     """One rank of the policy group."""
 
-    sender: GlooSender | None = None
-    layout: Sequence[Parameter] = ()
+    sender: Sender | None = None
 
     def load(self, config: RunConfig) -> None:
         self.config = config
@@ -95,37 +94,35 @@ class PolicyMember(ModelMember):
             loss = loss + kl_coefficient * penalty
         return loss
 
-    def open_transfer(self) -> tuple[str, int, list[Parameter]] | None:
-        """On rank 0: (host, port, layout) for engines to connect to; the same answer every time."""
-        self.layout = [
-            Parameter(name, tuple(getattr(parameter, "ds_shape", parameter.shape)), dtype_name(parameter))
-            for name, parameter in self._named_parameters()
-        ]
-        if self.identity.rank != 0:
-            return None
+    def open_transfer(self, engines: list[str]) -> dict[str, Invitation]:
+        """Begin a round of weight transfer with these engines; on rank 0, their invitations."""
+        config = self._config
         if self.sender is None:
-            self.sender = GlooSender(ray.util.get_node_ip_address(), self._config.recovery.collective_timeout)
-        return (*self.sender.endpoint(), self.layout)
+            self.sender = make_sender(
+                transfer_backend(config, self.device),
+                self.identity.rank,
+                ray.util.get_node_ip_address(),
+                [
+                    Parameter(name, tuple(getattr(parameter, "ds_shape", parameter.shape)), dtype_name(parameter))
+                    for name, parameter in self._named_parameters()
+                ],
+                config.rollout.bucket_bytes,
+                config.recovery.collective_timeout,
+            )
+        return self.sender.invite(engines, config.rollout.tensor_parallel_size)
 
-    def connect_engines(self, keys: list[str]) -> None:
-        if self.sender is not None:
-            for key in keys:
-                self.sender.connect(key)
+    def connect_engines(self) -> None:
+        """Meet the invited engines; ConnectionError names those that did not come."""
+        assert self.sender is not None, "open_transfer comes first"
+        raise_lost(self.sender.connect())
 
-    def send_weights(self, keys: list[str]) -> None:
-        """Send all weights to the engines named. Collective: every rank gathers, rank 0 sends.
+    def send_weights(self) -> None:
+        """Send all weights to the engines of the round. Collective: every rank gathers, rank 0 sends.
 
         Raises ConnectionError that names the engines that were lost on the way; the others have the weights then.
         """
-        bucket_bytes = self._config.rollout.bucket_bytes
-        if self.sender is None:
-            for bucket in buckets(self.layout, bucket_bytes):
-                for _ in self.gather([parameter.name for parameter in bucket]):
-                    self.progress.tick("sync")
-            return
-        lost = self.sender.send(self.layout, bucket_bytes, self.gather, keys)
-        if lost:
-            raise ConnectionError("; ".join(f"engine {key}: {reason}" for key, reason in lost.items()))
+        assert self.sender is not None, "open_transfer comes first"
+        raise_lost(self.sender.send(self.gather))
 
     def gather(self, names: list[str]) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters by name, gathered from all ranks where ZeRO-3 splits them. Collective."""
@@ -136,6 +133,7 @@ class PolicyMember(ModelMember):
         with deepspeed.zero.GatheredParameters(parameters, enabled=self._config.policy.zero_stage == 3):
             for name, parameter in zip(names, parameters, strict=True):
                 yield name, parameter.detach()
+        self.progress.tick("sync")
 
     def _named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return self.engine.module.lm.named_parameters()  # type: ignore[no-any-return]

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from linckia.api.config import RunConfig
 from linckia_trainer.experience.trajectory import SampleRequest, Trajectory
 from linckia_trainer.groups.member import Identity
 from linckia_trainer.groups.model_member import ModelMember
-from linckia_trainer.weights.buckets import Parameter
-from linckia_trainer.weights.vllm_plugin import BACKEND, register
+from linckia_trainer.weights.own_head import has_own_head
+from linckia_trainer.weights.transfer import Invitation, receiver, transfer_backend
+from linckia_trainer.weights.vllm_plugin import BACKEND as GLOO
+from linckia_trainer.weights.vllm_plugin import register
 
 IDLE_SECONDS = 0.002
 
@@ -29,7 +32,8 @@ class RolloutMember(ModelMember):
         self.finished: list[Trajectory] = []
         self.version: tuple[int, int] | None = None
         self.broken: Exception | None = None
-        self.layout: list[Parameter] = []
+        self.torn = False  # its weights are neither the old nor the new ones
+        self.updates: Callable[[], Iterator[dict[str, Any]]] | None = None
 
     def load(self, config: RunConfig) -> None:
         self.config = config
@@ -84,29 +88,42 @@ class RolloutMember(ModelMember):
         return taken
 
     def assume_weights(self, step: int, policy_generation: int) -> None:
-        """Serve the model folder's own weights as this version."""
+        """Serve the weights that the engine holds as this version: the model folder's own, or what came last."""
+        self._check_whole()
         self.version = (step, policy_generation)
 
-    def open_transfer(self, host: str, port: int, key: str, layout: list[Parameter]) -> None:
+    def open_transfer(self, invitation: Invitation) -> None:
+        """Join a round of weight transfer; the policy connects at the same time."""
         assert self.config is not None
-        self.layout = layout
-        info = {"host": host, "port": port, "key": key, "timeout": self.config.recovery.collective_timeout}
+        timeout = self.config.recovery.collective_timeout
+        # Ours stages all buckets before it touches a weight; vLLM's own load what they get at once.
+        self.staged = invitation.backend == GLOO
         with self.lock:
-            self.engine.collective_rpc("init_weight_transfer_engine", args=(info,))
+            if self.updates is not None:
+                self.engine.collective_rpc("shutdown_weight_transfer_engine")
+            self.updates = receiver(invitation, timeout)
+            self.engine.collective_rpc("init_weight_transfer_engine", args=(dict(invitation.init_info),))
 
     def receive_weights(self, step: int, policy_generation: int) -> None:
-        """Take the policy's weights. The engine is stale until all of them are in place."""
-        assert self.config is not None
-        self._check()
-        update = {"layout": self.layout, "bucket_bytes": self.config.rollout.bucket_bytes}
+        """Take the policy's weights. The engine is stale until all of them are in place.
+
+        A transfer over gloo that dies leaves the old weights whole; any other leaves an engine that has to be started
+        again.
+        """
+        assert self.updates is not None, "open_transfer comes first"
+        self._check_whole()
         with self.lock:
             self.version = None
+            self.torn = not self.staged
             self.engine.collective_rpc("start_weight_update")
-            self.engine.collective_rpc("update_weights", args=(update,))
+            for update in self.updates():
+                self.engine.collective_rpc("update_weights", args=(update,))
+                self.progress.tick("sync")
+            self.torn = True
             self.engine.collective_rpc("finish_weight_update")
             self.engine.reset_prefix_cache()  # cached keys and values are those of the old weights
+            self.torn = False
             self.version = (step, policy_generation)
-        self.progress.tick("sync")
 
     def sleep(self, level: int = 1) -> None:
         """Give the device's memory to training (GPU only)."""
@@ -157,6 +174,11 @@ class RolloutMember(ModelMember):
             *self.version,
         )
 
+    def _check_whole(self) -> None:
+        self._check()
+        if self.torn:
+            raise RuntimeError(f"{self.identity.name} is torn: a weight transfer broke off; start it again")
+
     def _check(self) -> None:
         if self.broken is not None:
             raise RuntimeError(f"{self.identity.name}: the engine failed: {self.broken}") from self.broken
@@ -189,6 +211,8 @@ def engine_arguments(config: RunConfig, device: str, context: int) -> dict[str, 
         "tensor_parallel_size": rollout.tensor_parallel_size,
         "weight_transfer_config": {"backend": transfer_backend(config, device)},
     }
+    if has_own_head(Path(config.model.path)):
+        arguments["hf_overrides"] = {"tie_word_embeddings": False}
     if device == "cpu":
         arguments["kv_cache_memory_bytes"] = rollout.kv_cache_bytes
     else:
@@ -204,12 +228,3 @@ def context_length(path: str) -> int:
     from transformers import AutoConfig
 
     return int(AutoConfig.from_pretrained(path).get_text_config().max_position_embeddings)
-
-
-def transfer_backend(config: RunConfig, device: str) -> str:
-    """``rollout.transfer`` by the name that vLLM knows it by."""
-    chosen = config.rollout.transfer
-    if chosen == "auto":
-        shared = config.placement.colocation == "all"
-        chosen = "gloo" if device == "cpu" else ("cuda_ipc" if shared else "nccl")
-    return {"gloo": BACKEND, "cuda_ipc": "ipc", "nccl": "nccl"}[chosen]

@@ -1,14 +1,16 @@
 """The trainer's side of weight transfer on CPU: a private pair of processes per engine, so that none waits for another."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from linckia_trainer.weights.buckets import Parameter, bucket_size, buckets, pack
+from linckia_trainer.weights.transfer import Gather, Invitation, gathered
+from linckia_trainer.weights.vllm_plugin import BACKEND
 
 TRAINER_RANK, ENGINE_RANK = 0, 1
 NUM_BUFFERS = 2  # one is packed while the other travels
@@ -24,52 +26,83 @@ def gloo_pair(
 
 
 class GlooSender:
-    """Sends buckets to every connected engine."""
+    """Sends buckets to every engine of the round; an engine that dies or stalls is dropped and the others go on.
 
-    def __init__(self, host: str, timeout: float) -> None:
-        self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    A stalled engine is given up after half of ``timeout``, before the others lose patience with the sender.
+    """
+
+    def __init__(self, rank: int, host: str, layout: Sequence[Parameter], bucket_bytes: int, timeout: float) -> None:
         self.host = host
+        self.layout = tuple(layout)
+        self.bucket_bytes = bucket_bytes
         self.timeout = timeout
+        self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+        self.round = 0
+        self.invited: list[str] = []
         self.pairs: dict[str, Any] = {}
 
-    def endpoint(self) -> tuple[str, int]:
-        """Where engines connect: (host, port)."""
-        return self.host, self.store.port
+    def invite(self, engines: Sequence[str], workers: int) -> dict[str, Invitation]:
+        assert workers == 1, "an engine on CPU is one process"
+        if self.store is None:
+            return {}
+        self.round += 1  # a store keeps the addresses of earlier rounds
+        self.invited = list(engines)
+        self.pairs = {}
+        return {
+            engine: Invitation(
+                BACKEND,
+                {"host": self.host, "port": self.store.port, "key": self._key(engine), "timeout": self.timeout},
+                self.layout,
+                self.bucket_bytes,
+            )
+            for engine in engines
+        }
 
-    def connect(self, key: str) -> None:
-        """Meet the engine that connects with ``key`` (engine and its generation)."""
-        self.pairs[key] = gloo_pair(self.host, self.store.port, key, TRAINER_RANK, self.timeout, self.store)
-
-    def send(
-        self,
-        layout: Sequence[Parameter],
-        bucket_bytes: int,
-        gather: Callable[[list[str]], Iterator[tuple[str, Tensor]]],
-        keys: Sequence[str],
-    ) -> dict[str, str]:
-        """Send every parameter to the engines ``keys``; returns {key: what happened} of those that were lost on the way.
-
-        ``gather`` gives whole tensors by name; it is called once per bucket, on every rank in the same order.
-        """
-        planned = buckets(layout, bucket_bytes)
-        size = max(bucket_size(bucket) for bucket in planned)
-        buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(min(NUM_BUFFERS, len(planned)))]
-        flying: list[dict[str, Any]] = [{} for _ in buffers]
+    def connect(self) -> dict[str, str]:
+        if self.store is None or not self.invited:
+            return {}
         lost: dict[str, str] = {}
-        for number, bucket in enumerate(planned):
-            slot = number % len(buffers)
+        with ThreadPoolExecutor(len(self.invited)) as pool:
+            meetings = {engine: pool.submit(self._meet, engine) for engine in self.invited}
+        for engine, meeting in meetings.items():
+            try:
+                self.pairs[engine] = meeting.result()
+            except RuntimeError as error:  # it never came
+                lost[engine] = reason(error)
+        return lost
+
+    def send(self, gather: Gather) -> dict[str, str]:
+        lost: dict[str, str] = {}
+        size = max(bucket_size(bucket) for bucket in buckets(self.layout, self.bucket_bytes))
+        buffers = [torch.empty(size if self.pairs else 0, dtype=torch.uint8) for _ in range(NUM_BUFFERS)]
+        flying: list[dict[str, Any]] = [{} for _ in buffers]
+        for number, (bucket, tensors) in enumerate(gathered(self.layout, self.bucket_bytes, gather)):
+            slot = number % NUM_BUFFERS
             self._land(flying[slot], lost)
-            tensors = [tensor for _, tensor in gather([parameter.name for parameter in bucket])]
-            flat = pack(bucket, tensors, buffers[slot])
-            flying[slot] = {key: self.pairs[key].send([flat], ENGINE_RANK, 0) for key in keys if key not in lost}
+            if self.pairs:
+                flat = pack(bucket, tensors, buffers[slot])
+                flying[slot] = {engine: pair.send([flat], ENGINE_RANK, 0) for engine, pair in self.pairs.items()}
         for works in flying:
             self._land(works, lost)
         return lost
 
     def _land(self, works: dict[str, Any], lost: dict[str, str]) -> None:
-        for key, work in works.items():
+        for engine, work in works.items():
             try:
-                work.wait()
-            except RuntimeError as error:  # the other side died: its pair is of no use any more
-                lost[key] = str(error).splitlines()[0]
-                self.pairs.pop(key, None)
+                work.wait(timedelta(seconds=self.timeout / 2))
+            except RuntimeError as error:  # died or stalled: its pair is of no use any more
+                lost.setdefault(engine, reason(error))
+                self.pairs.pop(engine, None)
+        works.clear()
+
+    def _meet(self, engine: str) -> ProcessGroupGloo:
+        assert self.store is not None
+        return gloo_pair(self.host, self.store.port, self._key(engine), TRAINER_RANK, self.timeout, self.store)
+
+    def _key(self, engine: str) -> str:
+        return f"{self.round}/{engine}"
+
+
+def reason(error: Exception) -> str:
+    """The first line of what gloo says, without the place in its source."""
+    return str(error).splitlines()[0].rpartition("] ")[2]

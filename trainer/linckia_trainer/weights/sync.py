@@ -14,33 +14,36 @@ class WeightSync:
     def __init__(self, config: RunConfig, first_weights_travel: bool) -> None:
         self.config = config
         self.first_weights_travel = first_weights_travel  # a fork's state 0 is not what the model folder holds
-        self.connected: set[str] = set()
+        self.connected: tuple[int, list[str]] = (0, [])
         self.served: dict[str, tuple[int, int]] = {}
 
     def sync(self, step: int, policy: ActorGroup, engines: Sequence[ActorGroup]) -> None:
         """Bring every engine to (step, policy generation); the policy stands at ``step``."""
         version = (step, policy.generation)
         stale = [engine for engine in engines if self.served.get(key_of(engine)) != version]
+        if not stale:
+            return
         if step == 0 and not self.first_weights_travel:
             waits = [ref for engine in stale for ref in engine.start("assume_weights", *version)]
         else:
             self._connect(policy, stale)
-            keys = [key_of(engine) for engine in stale]
-            sends = policy.start("send_weights", keys)
+            sends = policy.start("send_weights")
             waits = [ref for engine in stale for ref in engine.start("receive_weights", *version)]
             waits += sends
         ray.get(waits)
         self.served.update({key_of(engine): version for engine in stale})
 
     def _connect(self, policy: ActorGroup, engines: Sequence[ActorGroup]) -> None:
-        new = [engine for engine in engines if f"{policy.generation}/{key_of(engine)}" not in self.connected]
-        if not new:
+        """A new round whenever its members changed: NCCL has one communicator over all of them."""
+        round_of = (policy.generation, [key_of(engine) for engine in engines])
+        if round_of == self.connected:
             return
-        host, port, layout = policy.call("open_transfer")[0]
-        waits = [ref for engine in new for ref in engine.start("open_transfer", host, port, key_of(engine), layout)]
-        waits += policy.start("connect_engines", [key_of(engine) for engine in new])
+        self.connected = (0, [])
+        invitations = policy.call("open_transfer", round_of[1])[0]
+        waits = [ref for engine in engines for ref in engine.start("open_transfer", invitations[key_of(engine)])]
+        waits += policy.start("connect_engines")
         ray.get(waits)
-        self.connected |= {f"{policy.generation}/{key_of(engine)}" for engine in new}
+        self.connected = round_of
 
 
 def key_of(engine: ActorGroup) -> str:

@@ -1,5 +1,6 @@
 """The gloo receiver as vLLM's worker runs it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
     supports_draft_weight_update = False
 
     pair: Any = None
+    flats: Sequence[Tensor] = ()  # kept from transfer to transfer: fresh memory costs more than receiving into it
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         self.pair = gloo_pair(init_info.host, init_info.port, init_info.key, ENGINE_RANK, init_info.timeout)
@@ -59,10 +61,11 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
         assert self.pair is not None, "init_transfer_engine comes first"
         planned = buckets(update_info.layout, update_info.bucket_bytes)
-        flats = [torch.empty(bucket_size(bucket), dtype=torch.uint8) for bucket in planned]
-        for work in [self.pair.recv([flat], TRAINER_RANK, 0) for flat in flats]:
+        if [len(flat) for flat in self.flats] != [bucket_size(bucket) for bucket in planned]:
+            self.flats = [torch.empty(bucket_size(bucket), dtype=torch.uint8) for bucket in planned]
+        for work in [self.pair.recv([flat], TRAINER_RANK, 0) for flat in self.flats]:
             work.wait()
-        self.staged = [pair for bucket, flat in zip(planned, flats, strict=True) for pair in unpack(bucket, flat)]
+        self.staged = [pair for bucket, flat in zip(planned, self.flats, strict=True) for pair in unpack(bucket, flat)]
 
     def finish_weight_update(self) -> None:
         # CPU linears hold repacked copies of their weights, so plain load_weights would go stale: reload layer by layer.
