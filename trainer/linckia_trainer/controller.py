@@ -40,14 +40,14 @@ def train(run: Run) -> None:
         with run.stage("record"):
             record = commit(run, step, batch, part_names, trajectories)
         with run.stage("update"):
-            metrics = update(run, record)
+            update(run, record)
         with run.stage("sync"):
             recovery.sync_engines(run)
         with run.stage("save"):
             save(run, step)
         if run.evaluation_due(step):
             evaluate(run, step)
-        run.finish_step(record, metrics)
+        run.finish_step(record)
     with run.stage("save"):
         finish_saving(run)
 
@@ -82,15 +82,14 @@ def commit(run: Run, step: int, batch: Batch, part_names: tuple[str, ...], traje
     return record
 
 
-def update(run: Run, record: Record) -> dict[str, float]:
+def update(run: Run, record: Record) -> None:
     """Every stateful group applies the record. A step that is not finite is skipped for good and undone by the one rule."""
     try:
-        return recovery.apply(run, record)
+        run.applied(record, recovery.apply(run, record))
     except NonFiniteError as error:
         run.warn(f"step {record.step} is skipped: {error}")
         run.log.mark_skip(record.step, str(error))
         recovery.bring_to_head(run)
-        return {"step/skipped": 1.0}
 
 
 def evaluate(run: Run, step: int) -> None:

@@ -9,7 +9,7 @@ import ray
 import rich
 
 from linckia.api.config import RunConfig
-from linckia.api.errors import LiveRunError
+from linckia.api.errors import LiveRunError, UserError
 from linckia_trainer import controller, start
 from linckia_trainer.attempt import AttemptView, ending, heartbeat, stop_on_signal, watching_for_newer
 from linckia_trainer.checks import Checked, check, check_origin, identity
@@ -64,7 +64,10 @@ def train(
     if fork is not None:
         fork_from(source, checked, store)
     origin = check_origin(store, checked)
-    return attend(checked, origin, store, folder, config_path, address, takeover, progress, began)
+    try:
+        return attend(checked, origin, store, folder, config_path, address, takeover, progress, began)
+    except UserError as error:
+        raise getattr(error, "cause", error) from None  # raised in a member, it comes wrapped in Ray's own words
 
 
 def attend(

@@ -33,7 +33,7 @@ def bring_to_head(run: "Run") -> None:
         lacking = [name for name, at in applied.items() if at < step]
         record = run.log.read(step)
         metrics = apply(run, record, lacking)
-        run.replayed(record, metrics)
+        run.applied(record, metrics)
 
 
 def apply(run: "Run", record: Record, groups: list[str] | None = None) -> dict[str, float]:

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from linckia.api.config import RunConfig
@@ -65,6 +64,8 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     members: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     tokens_generated: int = 0
+    held_out_score: float | None = None
+    _carried: tuple[str, Carried] | None = None
 
     @property
     def stateful(self) -> list[ActorGroup]:
@@ -82,7 +83,12 @@ class Run:
     def carried(self) -> Carried:
         """Cursor, KL coefficient and normaliser as the step after the log's head starts from them."""
         head = self.log.head()
-        return self.log.read(head).carried() if head else self.start
+        if not head:
+            return self.start
+        log_hash = self.log.log_hash(head)
+        if self._carried is None or self._carried[0] != log_hash:
+            self._carried = (log_hash, self.log.read(head).carried())
+        return self._carried[1]
 
     def prompt(self, position: int) -> Prompt:
         return self.prompts.examples[self.prompt_index(position, self.prompts)]
@@ -110,18 +116,22 @@ class Run:
         wanted = step % every == 0 or step == last
         return self.held_out is not None and wanted and step not in self.scored_steps
 
-    def finish_step(self, record: Record, update_metrics: dict[str, float]) -> None:
-        row = self._record_row(record) | update_metrics
-        row |= {names.seconds(stage): self.seconds[stage] for stage in names.STAGES if stage in self.seconds}
-        row[names.SECONDS_STEP] = time.monotonic() - self.step_began
-        row[names.TOKENS_PER_SECOND] = row[names.TOKENS] / row[names.SECONDS_STEP]
-        self.last_row = row
-        self.metrics.log(record.step, row)
-        self.progress.step(record.step, row)
+    def applied(self, record: Record, update_metrics: dict[str, float]) -> None:
+        """The groups have applied a record, for the first time or again: its row is written before any state is saved,
+        so that whoever restores a later state finds it."""
+        header = record.header
+        row = record_metrics(record.arrays, header.kl_coefficient, header.epoch, header.reward_part_names)
+        self.last_row = row | update_metrics
+        self.metrics.log(record.step, self.last_row)
 
-    def replayed(self, record: Record, update_metrics: dict[str, float]) -> None:
-        """A record was applied again: its row is written again, in case the last attempt died before it was."""
-        self.metrics.log(record.step, self._record_row(record) | update_metrics)
+    def finish_step(self, record: Record) -> None:
+        """Write where the step's time went, beside what ``applied`` wrote of it."""
+        times = {names.seconds(stage): self.seconds[stage] for stage in names.STAGES if stage in self.seconds}
+        times[names.SECONDS_STEP] = time.monotonic() - self.step_began
+        times[names.TOKENS_PER_SECOND] = int(record.arrays["lengths"].sum()) / times[names.SECONDS_STEP]
+        self.last_row |= times
+        self.metrics.log(record.step, times)
+        self.progress.step(record.step, self.last_row)
 
     def finish_evaluation(self, step: int, rewards: Batch, part_names: Sequence[str]) -> None:
         parts = {name: float(rewards["reward_parts"][:, i].mean()) for i, name in enumerate(part_names)}
@@ -135,6 +145,7 @@ class Run:
             names.SECONDS_EVALUATE: self.seconds["evaluate"],
         }
         self.scored_steps.add(step)
+        self.held_out_score = score
         self.metrics.log(step, row)
         self.progress.evaluated(step, score, len(rewards["rewards"]))
 
@@ -163,20 +174,13 @@ class Run:
                 for group in self.groups
             },
             "metrics": self.last_row,
+            "held_out_score": self.held_out_score,
             "seconds_left": self.progress.time_left(),
             "warnings": self.warnings[-20:],
             "tokens_generated": self.tokens_generated,
         }
 
-    def _record_row(self, record: Record) -> dict[str, float]:
-        header = record.header
-        return record_metrics(record.arrays, header.kl_coefficient, header.epoch, header.reward_part_names)
-
 
 def fresh_start(config: RunConfig) -> Carried:
     """What step 1 starts from."""
     return Carried(0, config.algorithm.kl.coefficient, asdict(Normalizer(0, 0.0, 0.0)))
-
-
-def finite(value: float) -> bool:
-    return bool(np.isfinite(value))

@@ -51,13 +51,9 @@ def connect(config: RunConfig, address: str | None) -> Plan:
         return plan(config, on_gpus(config))
     cores = os.cpu_count() or 1
     # Without a cluster nobody else shares the machine: its members may share cores, so logical CPUs follow the plan.
-    wanted = max(plan(config, gpus).totals.get("CPU", 0.0) for gpus in possible_devices(config))
+    wanted = plan(config, config.placement.device == "gpu").totals.get("CPU", 0.0)
     ray.init(address="local", num_cpus=max(cores, math.ceil(wanted)), include_dashboard=False, **settings)
     return plan(config, on_gpus(config))
-
-
-def possible_devices(config: RunConfig) -> list[bool]:
-    return {"cpu": [False], "gpu": [True], "auto": [False, True]}[config.placement.device]
 
 
 def on_gpus(config: RunConfig) -> bool:

@@ -1,5 +1,6 @@
 """Batches: dicts of numpy arrays whose rows are sequences. Pure functions to build, split and rejoin them."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ def assemble(trajectories: Sequence[Trajectory], pad_token: int) -> Batch:
 def _check(rows: Sequence[Trajectory]) -> None:
     if not rows:
         raise ValueError("no trajectories to assemble")
-    for previous, row in zip(rows, rows[1:], strict=False):
+    for previous, row in itertools.pairwise(rows):
         if previous.key == row.key:
             raise ValueError(f"two trajectories with the key (position, sample) = {row.key}")
     for row in rows:

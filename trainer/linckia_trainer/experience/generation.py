@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from linckia_trainer.experience.prompts import prompt_at, step_positions
+from linckia_trainer.experience.prompts import step_positions
 from linckia_trainer.experience.seeds import derive_seed
 from linckia_trainer.experience.trajectory import SampleRequest, Trajectory
 from linckia_trainer.log import spool
@@ -57,9 +57,10 @@ def sample(run: "Run", requests: Iterable[SampleRequest], finished: Finished | N
     capacity = run.config.rollout.max_num_seqs
     busy = [0] * len(run.engines)
     takes: dict[Any, int] = {}
+    submits: dict[int, list[Any]] = {}
     trajectories: list[Trajectory] = []
     while queue or takes:
-        _hand_out(run, queue, busy, capacity)
+        submits |= _hand_out(run, queue, busy, capacity)
         for number, load in enumerate(busy):
             if load and number not in takes.values():
                 worth = max(1, capacity // 4) if queue else capacity
@@ -67,6 +68,7 @@ def sample(run: "Run", requests: Iterable[SampleRequest], finished: Finished | N
         ready, _ = ray.wait(list(takes), num_returns=1)
         for ref in ready:
             number = takes.pop(ref)
+            ray.get(submits.pop(number, []))  # a refused prompt is an error, not an answer that never comes
             answers: list[Trajectory] = ray.get(ref)
             busy[number] -= len(answers)
             trajectories.extend(answers)
@@ -76,8 +78,8 @@ def sample(run: "Run", requests: Iterable[SampleRequest], finished: Finished | N
     return trajectories
 
 
-def _hand_out(run: "Run", queue: deque[SampleRequest], busy: list[int], capacity: int) -> None:
-    """Give queued requests to the least-loaded engines, one call per engine."""
+def _hand_out(run: "Run", queue: deque[SampleRequest], busy: list[int], capacity: int) -> dict[int, list[Any]]:
+    """Give queued requests to the least-loaded engines, one call per engine; returns the calls by engine."""
     shares: list[list[SampleRequest]] = [[] for _ in busy]
     while queue:
         number = min(range(len(busy)), key=busy.__getitem__)
@@ -85,9 +87,7 @@ def _hand_out(run: "Run", queue: deque[SampleRequest], busy: list[int], capacity
             break
         shares[number].append(queue.popleft())
         busy[number] += 1
-    for number, share in enumerate(shares):
-        if share:
-            run.engines[number].start("submit", share)
+    return {number: run.engines[number].start("submit", share) for number, share in enumerate(shares) if share}
 
 
 class Spool:
@@ -121,7 +121,3 @@ def evaluation_requests(run: "Run") -> list[SampleRequest]:
         for position, prompt in enumerate(run.held_out.examples)
         for number in range(evaluation.samples_per_prompt)
     ]
-
-
-def prompt_of(run: "Run", position: int) -> int:
-    return prompt_at(position, run.num_prompts, run.config.run.seed, run.config.data.shuffle)

@@ -1,6 +1,7 @@
 """A plan becomes Ray placement groups: GPU ones first, with a time limit whose error says what is missing."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from linckia.api.errors import UserError
 from linckia.api.names import placement_group_name
 from linckia.api.plan import PlacementGroupPlan, Plan, check_fits, in_node_order
+from linckia.api.resources import add_resources
+
+# Resources that Ray adds to every node, and that nobody asks for.
+BOOKKEEPING = ("node:", "accelerator_type:", "object_store_memory")
 
 Placed = dict[str, PlacementGroup]
 
@@ -81,20 +86,33 @@ def _bundle_nodes(group: PlacementGroup) -> list[str]:
 def _does_not_fit(plan: Plan, placed: Placed, timeout: float) -> UserError:
     missing = [_bundles(group) for group in plan.placement_groups if not _ready(placed.get(group.key))]
     total, free = ray.cluster_resources(), ray.available_resources()
-    ours = {group.id.hex() for group in placed.values()}
-    holders = sorted(
-        f"{entry['name'] or entry_id[:8]} ({len(entry['bundles'])} bundles)"
-        for entry_id, entry in placement_group_table().items()
-        if entry["state"] == "CREATED" and entry_id not in ours
-    )
-    held_by = "placement groups " + ", ".join(holders) if holders else "no other placement group"
     return UserError(
         "placement.timeout",
         timeout,
         f"after {timeout:g} s these bundles have no place: {'; '.join(missing)}. The cluster has {_shown(total)}, of which "
-        f"{_shown(free)} are free; held by {held_by}",
+        f"{_shown(free)} are free; held by {_holders(total, free)}",
         "free or add resources, lower the groups' resources (linckia plan CONFIG shows them), or raise placement.timeout",
     )
+
+
+def _holders(total: Mapping[str, float], free: Mapping[str, float]) -> str:
+    """Who holds what is not free: placement groups by name, this run's among them, and all else together."""
+    held: dict[str, dict[str, float]] = {}
+    for entry_id, entry in placement_group_table().items():
+        if entry["state"] == "CREATED":
+            held[entry["name"] or entry_id[:8]] = add_resources(entry["bundles"].values())
+    parts = [f"placement group {name} {_shown(amounts)}" for name, amounts in sorted(held.items())]
+    in_groups = add_resources(held.values())
+    kinds = [name for name in total if not name.startswith(BOOKKEEPING)]
+    others = {name: round(total[name] - free.get(name, 0.0) - in_groups.get(name, 0.0), 4) for name in kinds}
+    others = {name: amount for name, amount in others.items() if amount > 0}
+    if others:
+        named = sorted(actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True))
+        among = (
+            f"; the cluster's named actors: {', '.join(named[:8])}{', ...' if len(named) > 8 else ''}" if named else ""
+        )
+        parts.append(f"tasks and actors outside placement groups {_shown(others)}{among}")
+    return ", ".join(parts) or "nobody"
 
 
 def _ready(group: PlacementGroup | None) -> bool:
@@ -102,14 +120,12 @@ def _ready(group: PlacementGroup | None) -> bool:
 
 
 def _bundles(group: PlacementGroupPlan) -> str:
-    return f"{group.key} ({group.strategy}): {len(group.bundles)} x {_shown(group.bundles[0])}"
+    counted = Counter(_shown(bundle) for bundle in group.bundles)
+    return f"{group.key} ({group.strategy}): " + " + ".join(f"{count} x {bundle}" for bundle, count in counted.items())
 
 
 def _shown(resources: Mapping[str, float]) -> str:
-    wanted = {
-        key: value for key, value in sorted(resources.items()) if not key.startswith(("node:", "accelerator_type:"))
-    }
+    wanted = {key: value for key, value in sorted(resources.items()) if not key.startswith(BOOKKEEPING)}
     if "memory" in wanted:
         wanted["memory"] = round(wanted["memory"] / 1e9, 1)
-    wanted.pop("object_store_memory", None)
     return "{" + ", ".join(f"{key}{' GB' if key == 'memory' else ''}: {value:g}" for key, value in wanted.items()) + "}"

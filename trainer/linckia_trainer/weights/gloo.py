@@ -1,4 +1,4 @@
-"""The trainer's side of weight transfer on CPU: a private pair of processes per engine, so that none waits for another."""
+"""Weight transfer on CPU, both ends: a private pair of processes per engine, so that none waits for another."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -6,9 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
-from linckia_trainer.weights.buckets import Parameter, bucket_size, buckets, pack
+from linckia_trainer.weights.buckets import Parameter, bucket_size, buckets, pack, unpack
 from linckia_trainer.weights.transfer import Gather, Invitation, gathered
 from linckia_trainer.weights.vllm_plugin import BACKEND
 
@@ -101,6 +102,23 @@ class GlooSender:
 
     def _key(self, engine: str) -> str:
         return f"{self.round}/{engine}"
+
+
+class GlooReceiver:
+    """An engine's end of its pair. Whole sets alone come out of it: ``receive`` raises RuntimeError if the sender is lost."""
+
+    def __init__(self, host: str, port: int, key: str, timeout: float) -> None:
+        self.pair = gloo_pair(host, port, key, ENGINE_RANK, timeout)
+        self.flats: list[Tensor] = []  # kept from transfer to transfer: fresh memory costs more than receiving into it
+
+    def receive(self, layout: Sequence[Parameter], bucket_bytes: int) -> list[tuple[str, Tensor]]:
+        """(name, tensor) of every parameter: views that hold until the next call."""
+        planned = buckets(layout, bucket_bytes)
+        if [len(flat) for flat in self.flats] != [bucket_size(bucket) for bucket in planned]:
+            self.flats = [torch.empty(bucket_size(bucket), dtype=torch.uint8) for bucket in planned]
+        for work in [self.pair.recv([flat], TRAINER_RANK, 0) for flat in self.flats]:
+            work.wait()
+        return [pair for bucket, flat in zip(planned, self.flats, strict=True) for pair in unpack(bucket, flat)]
 
 
 def reason(error: Exception) -> str:

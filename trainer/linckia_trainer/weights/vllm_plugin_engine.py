@@ -1,10 +1,7 @@
 """The gloo receiver as vLLM's worker runs it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -14,8 +11,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from linckia_trainer.weights.buckets import Parameter, bucket_size, buckets, unpack
-from linckia_trainer.weights.gloo import ENGINE_RANK, TRAINER_RANK, gloo_pair
+from linckia_trainer.weights.buckets import Parameter
+from linckia_trainer.weights.gloo import GlooReceiver
 
 
 @dataclass
@@ -46,11 +43,10 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
     update_info_cls = GlooUpdateInfo
     supports_draft_weight_update = False
 
-    pair: Any = None
-    flats: Sequence[Tensor] = ()  # kept from transfer to transfer: fresh memory costs more than receiving into it
+    receiver: GlooReceiver | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
-        self.pair = gloo_pair(init_info.host, init_info.port, init_info.key, ENGINE_RANK, init_info.timeout)
+        self.receiver = GlooReceiver(init_info.host, init_info.port, init_info.key, init_info.timeout)
 
     def start_weight_update(self) -> None:
         self.staged: list[tuple[str, Tensor]] = []
@@ -59,13 +55,8 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         self.receive_weights(self.parse_update_info(update_info))  # nothing runs behind on a CPU: no synchronize
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
-        assert self.pair is not None, "init_transfer_engine comes first"
-        planned = buckets(update_info.layout, update_info.bucket_bytes)
-        if [len(flat) for flat in self.flats] != [bucket_size(bucket) for bucket in planned]:
-            self.flats = [torch.empty(bucket_size(bucket), dtype=torch.uint8) for bucket in planned]
-        for work in [self.pair.recv([flat], TRAINER_RANK, 0) for flat in self.flats]:
-            work.wait()
-        self.staged = [pair for bucket, flat in zip(planned, self.flats, strict=True) for pair in unpack(bucket, flat)]
+        assert self.receiver is not None, "init_transfer_engine comes first"
+        self.staged = self.receiver.receive(update_info.layout, update_info.bucket_bytes)
 
     def finish_weight_update(self) -> None:
         # CPU linears hold repacked copies of their weights, so plain load_weights would go stale: reload layer by layer.
@@ -78,4 +69,4 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         self.staged = []
 
     def shutdown(self) -> None:
-        self.pair = None
+        self.receiver = None
