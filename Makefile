@@ -40,6 +40,12 @@ test: lint ## lint, types and the tests
 unit: env ## the pure tests alone
 	$(BIN)/pytest -q tests/unit
 
+bench: env ## every benchmark, one JSON each in build/benchmarks
+	mkdir -p build/benchmarks
+	for script in dispatch weight_sync saving step; do \
+	  $(BIN)/python benchmarks/$$script.py | tee build/benchmarks/$$script.json; \
+	done
+
 format: env ## rewrite the code in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

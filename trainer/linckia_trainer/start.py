@@ -21,6 +21,7 @@ from linckia_trainer.log.store import Store
 from linckia_trainer.roles import member_class
 
 Say = Callable[[str], None]
+STATEFUL = ("policy", "critic")
 
 
 @dataclass
@@ -119,6 +120,8 @@ def start_groups(config: RunConfig, planned: Plan, store: Store, attempt: int, o
             )
         say(f"loading models: {', '.join(standing.groups)}")
         load_all(config, list(standing.groups.values()), origin)
+        if config.storage.node_memory is not None:
+            check_node_memory(config, [standing.groups[name] for name in STATEFUL if name in standing.groups])
         for started in standing.groups.values():
             write_pids(store, started)
     except BaseException:
@@ -130,7 +133,7 @@ def start_groups(config: RunConfig, planned: Plan, store: Store, attempt: int, o
 def load_all(config: RunConfig, groups: list[ActorGroup], origin: str) -> None:
     """Rendezvous of the trained groups, then ``load`` everywhere at once."""
     loads = []
-    trained = [group for group in groups if group.name in ("policy", "critic")]
+    trained = [group for group in groups if group.name in STATEFUL]
     for group in groups:
         if group not in trained:
             loads += group.start("load", config)
@@ -140,6 +143,21 @@ def load_all(config: RunConfig, groups: list[ActorGroup], origin: str) -> None:
         group.start("load", config)
         loads += group.start("begin", config, origin)
     ray.get(loads)
+
+
+def check_node_memory(config: RunConfig, stateful: list[ActorGroup]) -> None:
+    """UserError if the states that storage.node_memory asks for do not fit into some node's memory."""
+    needs: dict[str, int] = {}
+    for group in stateful:
+        for node, need, free in group.call("node_memory_needs"):
+            needs[node] = needs.get(node, 0) + need
+            if needs[node] > free:
+                raise UserError(
+                    "storage.node_memory",
+                    config.storage.node_memory_dir,
+                    f"the states of one node take up to {needs[node] / 1e9:.1f} GB there and {free / 1e9:.1f} GB are free",
+                    "free or enlarge it, or set storage.node_memory: null to keep states in the run directory alone",
+                )
 
 
 def write_pids(store: Store, group: ActorGroup) -> None:

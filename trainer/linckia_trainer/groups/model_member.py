@@ -93,6 +93,11 @@ class ModelMember(Member):
         assert self.saver is not None
         return self.saver.node_states()
 
+    def node_memory_needs(self) -> tuple[str, int, int]:
+        """(node, bytes this rank's states will take in its memory, bytes free there)."""
+        assert self.saver is not None
+        return self.saver.node_memory_needs(self.engine)
+
     def finish_saving(self, timeout: float) -> bool:
         """Wait until nothing is being written. False: still busy after ``timeout`` seconds."""
         assert self.saver is not None

@@ -3,12 +3,14 @@
 import contextlib
 import io
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 import torch.distributed as dist
 
@@ -32,6 +34,7 @@ class Saver:
         self.tiers = {RUN_DIRECTORY: Tier(RUN_DIRECTORY, Store(config.run.dir, storage.options, storage.single_writer))}
         if storage.node_memory is not None:
             self.tiers = {NODE_MEMORY: node_memory(storage.node_memory_dir, config.run.name), **self.tiers}
+        self.keep = storage.node_memory.keep if storage.node_memory else 0
         self.pool = ThreadPoolExecutor(max_workers=len(self.tiers) + 1, thread_name_prefix="save")
         self.jobs: dict[str, Future[None]] = {}
         self.written: dict[str, int] = {}
@@ -59,6 +62,18 @@ class Saver:
             for tier in free:
                 self.jobs[tier].result()
         return skipped
+
+    def node_memory_needs(self, engine: Any) -> tuple[str, int, int]:
+        """(node, bytes that this rank's states will take in its memory, bytes free there)."""
+        folder = Path(self.tiers[NODE_MEMORY].store.uri)
+        while not folder.exists():
+            folder = folder.parent
+        parameters = sum(getattr(one, "ds_numel", one.numel()) for one in engine.module.parameters())
+        shards = self.identity.world_size if engine.zero_optimization_stage() else 1
+        # Two moments and a master copy in fp32, and the module's own copy, which only ZeRO-3 splits.
+        module = parameters * 4 // (self.identity.world_size if engine.zero_optimization_stage() == 3 else 1)
+        one_state = parameters * 12 // shards + module
+        return ray.get_runtime_context().get_node_id(), one_state * (self.keep + 1), shutil.disk_usage(folder).free
 
     def drain(self, timeout: float) -> bool:
         return not wait(self.jobs.values(), timeout=timeout).not_done
