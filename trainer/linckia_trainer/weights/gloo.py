@@ -81,20 +81,29 @@ class GlooSender:
             slot = number % NUM_BUFFERS
             self._land(flying[slot], lost)
             if self.pairs:
-                flat = pack(bucket, tensors, buffers[slot])
-                flying[slot] = {engine: pair.send([flat], ENGINE_RANK, 0) for engine, pair in self.pairs.items()}
+                self._launch(pack(bucket, tensors, buffers[slot]), flying[slot], lost)
         for works in flying:
             self._land(works, lost)
         return lost
+
+    def _launch(self, flat: Tensor, works: dict[str, Any], lost: dict[str, str]) -> None:
+        for engine, pair in list(self.pairs.items()):
+            try:
+                works[engine] = pair.send([flat], ENGINE_RANK, 0)
+            except RuntimeError as error:  # gone since the last bucket
+                self._lose(engine, error, lost)
 
     def _land(self, works: dict[str, Any], lost: dict[str, str]) -> None:
         for engine, work in works.items():
             try:
                 work.wait(timedelta(seconds=self.timeout / 2))
-            except RuntimeError as error:  # died or stalled: its pair is of no use any more
-                lost.setdefault(engine, reason(error))
-                self.pairs.pop(engine, None)
+            except RuntimeError as error:  # died or stalled
+                self._lose(engine, error, lost)
         works.clear()
+
+    def _lose(self, engine: str, error: RuntimeError, lost: dict[str, str]) -> None:
+        lost.setdefault(engine, reason(error))
+        self.pairs.pop(engine, None)  # of no use any more
 
     def _meet(self, engine: str) -> ProcessGroupGloo:
         assert self.store is not None
@@ -108,7 +117,7 @@ class GlooReceiver:
     """An engine's end of its pair. Whole sets alone come out of it: ``receive`` raises RuntimeError if the sender is lost."""
 
     def __init__(self, host: str, port: int, key: str, timeout: float) -> None:
-        self.pair = gloo_pair(host, port, key, ENGINE_RANK, timeout)
+        self.pair: Any = gloo_pair(host, port, key, ENGINE_RANK, timeout)
         self.flats: list[Tensor] = []  # kept from transfer to transfer: fresh memory costs more than receiving into it
 
     def receive(self, layout: Sequence[Parameter], bucket_bytes: int) -> list[tuple[str, Tensor]]:
