@@ -19,7 +19,7 @@ help: ## list the targets
 $(VENV)/.installed: requirements/$(EXTRA).txt pyproject.toml | .uv/bin/uv
 	@PYTHON=$(PYTHON) bash scripts/debian_packages.sh
 	[ -x $(BIN)/python ] || .uv/bin/uv venv --quiet --python $(PYTHON) $(VENV)
-	VIRTUAL_ENV=$(abspath $(VENV)) .uv/bin/uv pip sync --quiet --require-hashes requirements/$(EXTRA).txt
+	VIRTUAL_ENV=$(abspath $(VENV)) .uv/bin/uv pip sync --quiet --compile-bytecode --require-hashes requirements/$(EXTRA).txt
 	VIRTUAL_ENV=$(abspath $(VENV)) .uv/bin/uv pip install --quiet --no-deps -e .
 	touch $@
 

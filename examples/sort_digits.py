@@ -19,7 +19,8 @@ def reward(prompts: list[str], answers: list[str], examples: list[dict[str, Any]
     """``digits``: the share of characters in place, for credit on the way; ``exact``: whether the answer is right."""
     return [
         {
-            "digits": sum(a == b for a, b in zip(answer, example["answer"], strict=False)) / max(len(answer), NUM_DIGITS),
+            "digits": sum(a == b for a, b in zip(answer, example["answer"], strict=False))
+            / max(len(answer), NUM_DIGITS),
             "exact": float(answer == example["answer"]),
         }
         for answer, example in zip(answers, examples, strict=True)

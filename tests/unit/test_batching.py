@@ -83,7 +83,7 @@ def test_shards_are_balanced_by_tokens_and_always_the_same() -> None:
     batch = {"lengths": lengths, "loss_mask": np.ones((8, 1), np.uint8)}
     shards, rows = shard(batch, 2, pad_rows=True)
     assert [int(part["lengths"].sum()) for part in shards] == [152, 152]
-    again, rows_again = shard(batch, 2, pad_rows=True)
+    _, rows_again = shard(batch, 2, pad_rows=True)
     assert all((a == b).all() for a, b in zip(rows, rows_again, strict=True))
 
 

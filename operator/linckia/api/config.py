@@ -214,6 +214,20 @@ class KL(Section):
     )
     horizon: Positive = deciding("adaptive: samples over which the coefficient moves", default=10_000)
 
+    @model_validator(mode="after")
+    def _penalises(self) -> "KL":
+        if self.where == "loss" and self.estimator == "k1" and self.coefficient > 0:
+            raise UserError(
+                "algorithm.kl.estimator", "k1", "in the loss its gradient is zero on average, so it penalises nothing",
+                "set algorithm.kl.estimator to k3 (or k2), or algorithm.kl.where to reward",
+            )  # fmt: skip
+        if self.target is not None and self.coefficient == 0:
+            raise UserError(
+                "algorithm.kl.coefficient", 0, "an adaptive coefficient that starts at 0 stays there",
+                "start it above 0, such as 0.05, or leave algorithm.kl.target out",
+            )  # fmt: skip
+        return self
+
 
 class Algorithm(Section):
     name: Literal["ppo", "grpo"] = deciding("ppo: GAE with a critic; grpo: group-relative, no critic", default="ppo")
@@ -223,7 +237,9 @@ class Algorithm(Section):
     value_clip: Annotated[float, Field(gt=0)] | None = deciding("clip range of values; none: unclipped", default=0.2)
     entropy: Annotated[float, Field(ge=0)] = deciding("weight of the entropy bonus", default=0.0)
     epochs: Positive = deciding("passes over one record", default=1)
-    normalize_advantages: bool = deciding("whiten advantages over the record's trained tokens", default=True)
+    normalize_advantages: bool = deciding(
+        "ppo: whiten over the record's trained tokens; grpo: divide by the group's deviation", default=True
+    )
     kl: KL = Field(default_factory=KL, description="KL penalty")
 
 
