@@ -1,7 +1,7 @@
 """``ActorGroup``: the members of one group as one thing to call."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np

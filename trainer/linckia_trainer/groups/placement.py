@@ -1,5 +1,7 @@
 """A plan becomes Ray placement groups: GPU ones first, with a time limit whose error says what is missing."""
 
+import math
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -13,15 +15,15 @@ from linckia.api.names import placement_group_name
 from linckia.api.plan import PlacementGroupPlan, Plan, check_fits, in_node_order
 from linckia.api.resources import add_resources
 
-# Resources that Ray adds to every node, and that nobody asks for.
-BOOKKEEPING = ("node:", "accelerator_type:", "object_store_memory")
+# Resources that Ray adds to every node and for every bundle, and that nobody asks for.
+BOOKKEEPING = re.compile(r"node:|accelerator_type:|object_store_memory$|.*_group_(\d+_)?[0-9a-f]{36}$")
 
 Placed = dict[str, PlacementGroup]
 
 
 def cluster_nodes() -> list[dict[str, float]]:
     """The resources of each node that is alive."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [_asked_for(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
 def place(plan: Plan, run: str, timeout: float) -> tuple[Plan, Placed]:
@@ -45,7 +47,8 @@ def place(plan: Plan, run: str, timeout: float) -> tuple[Plan, Placed]:
                     lifetime="detached",
                 )
             for group in waiting:
-                if not placed[group.key].wait(max(0.0, deadline - time.monotonic())):
+                left = max(0, math.ceil(deadline - time.monotonic()))  # Ray drops what is less than a second
+                if not placed[group.key].wait(left):
                     raise _does_not_fit(plan, placed, timeout)
     except BaseException:
         release(placed)
@@ -85,7 +88,7 @@ def _bundle_nodes(group: PlacementGroup) -> list[str]:
 
 def _does_not_fit(plan: Plan, placed: Placed, timeout: float) -> UserError:
     missing = [_bundles(group) for group in plan.placement_groups if not _ready(placed.get(group.key))]
-    total, free = ray.cluster_resources(), ray.available_resources()
+    total, free = _asked_for(ray.cluster_resources()), _asked_for(ray.available_resources())
     return UserError(
         "placement.timeout",
         timeout,
@@ -103,8 +106,7 @@ def _holders(total: Mapping[str, float], free: Mapping[str, float]) -> str:
             held[entry["name"] or entry_id[:8]] = add_resources(entry["bundles"].values())
     parts = [f"placement group {name} {_shown(amounts)}" for name, amounts in sorted(held.items())]
     in_groups = add_resources(held.values())
-    kinds = [name for name in total if not name.startswith(BOOKKEEPING)]
-    others = {name: round(total[name] - free.get(name, 0.0) - in_groups.get(name, 0.0), 4) for name in kinds}
+    others = {name: round(total[name] - free.get(name, 0.0) - in_groups.get(name, 0.0), 4) for name in total}
     others = {name: amount for name, amount in others.items() if amount > 0}
     if others:
         named = sorted(actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True))
@@ -124,8 +126,12 @@ def _bundles(group: PlacementGroupPlan) -> str:
     return f"{group.key} ({group.strategy}): " + " + ".join(f"{count} x {bundle}" for bundle, count in counted.items())
 
 
+def _asked_for(resources: Mapping[str, float]) -> dict[str, float]:
+    return {name: amount for name, amount in resources.items() if not BOOKKEEPING.match(name)}
+
+
 def _shown(resources: Mapping[str, float]) -> str:
-    wanted = {key: value for key, value in sorted(resources.items()) if not key.startswith(BOOKKEEPING)}
+    wanted = dict(sorted(resources.items()))
     if "memory" in wanted:
         wanted["memory"] = round(wanted["memory"] / 1e9, 1)
     return "{" + ", ".join(f"{key}{' GB' if key == 'memory' else ''}: {value:g}" for key, value in wanted.items()) + "}"

@@ -1,0 +1,118 @@
+"""Members without a model: what placement is tested with, on Ray's logical devices."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from linckia.api.config import RunConfig
+from linckia.api.plan import GroupPlan, MemberPlan, Plan
+from linckia_trainer.groups.group import ActorGroup, start_group
+from linckia_trainer.groups.member import Member
+from linckia_trainer.groups.placement import Placed
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not see the tests' folder
+
+
+def config(**sections: Any) -> RunConfig:
+    """A config whose model and data are only names; ``reward`` is a model, so that it may have a GPU."""
+    sections = {"data": {"prompts_per_step": 128}, "reward": {}, **sections}
+    sections["data"]["train"] = {"file": "/prompts.jsonl"}
+    if "function" not in sections["reward"]:
+        sections["reward"] = {"model": "/reward", **sections["reward"]}
+    sections.setdefault("run", {"name": "placed"})
+    return RunConfig.model_validate({"model": {"path": "/model"}, **sections})
+
+
+def members(nodes: int, per_node: int, **keys: Any) -> dict[str, Any]:
+    return {"num_nodes": nodes, "num_gpus_per_node": per_node, "micro_batch_size": 1, **keys}
+
+
+class LightMember(Member):
+    """Says where it is and what Ray gave it."""
+
+    def where(self) -> dict[str, Any]:
+        context = ray.get_runtime_context()
+        return {
+            "rank": self.identity.rank,
+            "node": context.get_node_id(),
+            "gpus": context.get_accelerator_ids()["GPU"],
+            "resources": {name: amount for name, amount in context.get_assigned_resources().items() if amount},
+            "environment": {name: value for name, value in os.environ.items() if name.startswith("VLLM_RAY")},
+        }
+
+
+def start(plan: Plan, placed: Placed, run: str = "placed", attempt: int = 1) -> dict[str, ActorGroup]:
+    """Every group of the plan, as light members."""
+    return {one.name: start_one(one, placed, run, attempt) for one in plan.groups}
+
+
+def start_one(plan: GroupPlan, placed: Placed, run: str, attempt: int = 1, orphan_timeout: float = 900) -> ActorGroup:
+    return start_group(LightMember, plan, placed, run, attempt, 1, "cpu", orphan_timeout)
+
+
+def where(groups: Iterable[ActorGroup]) -> dict[str, list[dict[str, Any]]]:
+    refs = {group.name: group.start("where") for group in groups}
+    return {name: ray.get(found) for name, found in refs.items()}
+
+
+@ray.remote(num_cpus=0)
+def _device() -> tuple[str, list[str]]:
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_accelerator_ids()["GPU"]
+
+
+def worker_devices(member: MemberPlan, placed: Placed) -> list[tuple[str, list[str]]]:
+    """(node, devices) of each tensor-parallel worker of an engine, placed as vLLM places its own: one a bundle."""
+    return ray.get(
+        [
+            _device.options(  # type: ignore[attr-defined]
+                num_gpus=member.worker_gpus,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(placed[member.placement_group], bundle),
+            ).remote()
+            for bundle in member.worker_bundles
+        ]
+    )
+
+
+@ray.remote
+class Holder:
+    """Somebody else's actor."""
+
+    def ping(self) -> None:
+        return None
+
+
+def await_true(condition: Callable[[], bool], seconds: float = 15) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
+
+
+def await_empty() -> None:
+    """Wait until no actor and no placement group stands and every resource is free again."""
+
+    def empty() -> bool:
+        standing = [one for one in placement_group_table().values() if one["state"] != "REMOVED"]
+        free = ray.available_resources()
+        busy = [name for name in ("CPU", "GPU", "fast_disk") if free.get(name) != ray.cluster_resources().get(name)]
+        return not standing and not busy and not ray.util.list_named_actors(all_namespaces=True)
+
+    await_true(empty)
+
+
+def shut_down(*nodes: Any) -> None:
+    """Stop Ray and wait for its own processes (of ``nodes``, or of the node that this process started)."""
+    infos = [
+        info for node in nodes or [ray._private.worker._global_node] for info in chain(*node.all_processes.values())
+    ]
+    ray.shutdown()
+    for info in infos:
+        info.process.wait(timeout=20)
