@@ -20,7 +20,7 @@ from linckia_trainer.log import spool
 from linckia_trainer.log.chain import Record
 from linckia_trainer.log.records import RecordHeader, encode
 from linckia_trainer.run import Batch, Run
-from linckia_trainer.saving import finish_saving, save
+from linckia_trainer.saving import finish_saving, save, save_beginning
 
 
 def train(run: Run) -> None:
@@ -28,6 +28,7 @@ def train(run: Run) -> None:
     with run.stage("recover"):
         recovery.bring_to_head(run)
         recovery.sync_engines(run)
+        save_beginning(run)
     if run.evaluation_due(run.log.head()):
         evaluate(run, run.log.head())
     for step in range(run.log.head() + 1, run.config.run.steps + 1):

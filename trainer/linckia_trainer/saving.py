@@ -27,6 +27,13 @@ def finish_saving(run: "Run") -> None:
     wait_until_written(run)
 
 
+def save_beginning(run: "Run") -> None:
+    """State 0 is in every tier before step 1: even the first step can be undone."""
+    if run.log.head() == 0:
+        save(run, 0)
+        wait_until_written(run)
+
+
 def wait_until_written(run: "Run") -> None:
     for group in run.stateful:
         group.call("finish_saving", FINISH_SECONDS)
