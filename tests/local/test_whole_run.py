@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import fsspec
 import httpx
 import pytest
 import torch
@@ -22,7 +23,7 @@ from linckia_trainer.log.chain import RunLog
 from linckia_trainer.log.store import Store
 from linckia_trainer.metrics.sinks import read_rows
 
-STEPS = 8
+STEPS = 60
 NAME = "bucket"
 START_SECONDS = 240
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
@@ -61,10 +62,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         algorithm={"name": "grpo", "epochs": 1, "kl": {"coefficient": 0.01, "where": "loss", "estimator": "k3"}},
         rollout={"engines": 1, "max_new_tokens": 6, "temperature": 0.8, "stop": ["=="]},
         policy={"num_gpus_per_node": 1, "zero_stage": 0, "mini_batch_size": 8, "micro_batch_size": 8},
-        evaluation={"every": 4},
-        storage={"options": options, "run_directory": {"every": 2, "keep": 2}, "node_memory": None},
+        evaluation={"every": 30},
+        storage={"options": options, "run_directory": {"every": 10, "keep": 2}, "node_memory": None},
     )
-    Store("s3://runs", options)._backend._fs.mkdir("runs")  # type: ignore[attr-defined]
+    fsspec.filesystem("s3", **options).mkdir("runs")
     yield Place(folder, config, options)
     server.stop()
 
@@ -107,12 +108,12 @@ def stopped(place: Place) -> Seen:
     process = start(place)
     try:
         address, view = wait_for_step(place, process, 2)
-        stop = place.linckia("stop", NAME)
-        assert stop.returncode == 0, stop.stderr
+        second = place.linckia("train", str(place.config), "--quiet")
         without = httpx.get(f"{address}/v1/run").status_code
         wrong = httpx.get(f"{address}/v1/run", headers={TOKEN_HEADER: "guess"}).status_code
         checkpoint = httpx.post(f"{address}/v1/checkpoint", headers={TOKEN_HEADER: find_token(NAME) or ""}).status_code
-        second = place.linckia("train", str(place.config), "--quiet")
+        stop = place.linckia("stop", NAME)
+        assert stop.returncode == 0, stop.stderr
         code = process.wait(timeout=START_SECONDS)
     finally:
         process.kill()
@@ -131,7 +132,7 @@ def test_a_live_run_shows_itself_to_whoever_has_the_token(stopped: Seen) -> None
     assert stopped.view["run"] == NAME
     assert set(stopped.view["groups"]) == {"policy", "reference", "reward", "rollout-0"}  # type: ignore[call-overload]
     assert (stopped.without_token, stopped.wrong_token) == (401, 403)
-    assert stopped.checkpoint == 200
+    assert stopped.checkpoint == 202
 
 
 def test_a_second_start_is_refused_while_the_run_lives(stopped: Seen) -> None:
@@ -155,7 +156,7 @@ def test_the_same_command_goes_on_to_the_end(finished: Place, stopped: Seen) -> 
     assert ended is not None
     assert ended.outcome == "finished"
     rows = {row["step"]: row for row in read_rows(finished.folder / "runs" / NAME)}
-    assert sorted(step for step, row in rows.items() if row.get("evaluation/score") is not None) == [0, 4, 8]
+    assert sorted(step for step, row in rows.items() if row.get("evaluation/score") is not None) == [0, 30, 60]
     assert all(abs(rows[step]["rollout/log_prob_difference"]) < 1e-4 for step in range(1, STEPS + 1))
 
 
@@ -176,7 +177,7 @@ def test_metrics_and_curves_are_copied_to_the_bucket(finished: Place) -> None:
 def test_commands_look_at_it_by_name_and_by_uri(finished: Place) -> None:
     for run in (NAME, str(finished.folder / "runs" / NAME)):
         shown = json.loads(finished.linckia("checkpoints", "list", run, "--json").stdout)
-        assert {row["step"] for row in shown} == {6, 8}
+        assert {row["step"] for row in shown} == {50, 60}
         assert all(row["valid"] for row in shown)
     assert finished.linckia("checkpoints", "verify", NAME).returncode == 0
     samples = json.loads(finished.linckia("samples", NAME, "--step", "3", "--json").stdout)
