@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 BUCKET_BYTES = 100_000
 EQUALS = 12  # the token of "="
-PROMPTS = [[2 + (i * 7 + j * 3) % 15 for j in range(4 + i % 5)] for i in range(12)]
+PROMPTS = [[2 + (i * 7 + j * 3) % 15 for j in range(33 + i % 5)] for i in range(12)]  # longer than a cached block
 
 
 class Served:
@@ -38,7 +38,17 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         config = load_config(
-            write_config(folder, "engine", rollout={"prefix_caching": True, "stop": ["=="], "max_new_tokens": 8}),
+            write_config(
+                folder,
+                "engine",
+                data={"max_prompt_tokens": 40},
+                rollout={
+                    "prefix_caching": True,
+                    "engine_args": {"block_size": 32},
+                    "stop": ["=="],
+                    "max_new_tokens": 8,
+                },
+            ),
             [f"rollout.bucket_bytes={BUCKET_BYTES}"],
         )
         self.model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()

@@ -36,6 +36,7 @@ def train(run: Run) -> None:
             break
         with run.stage("generate", step):
             trajectories = generate(run, step)
+            recovery.take_devices_back(run)
         with run.stage("score"):
             batch, part_names = score(run, trajectories)
         with run.stage("record"):

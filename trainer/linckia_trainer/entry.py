@@ -150,6 +150,7 @@ def run_attempt(
         metrics=Metrics(folder, config, attempt),
         progress=progress,
         scored_steps={row["step"] for row in read_rows(folder) if row.get(names.EVALUATION_SCORE) is not None},
+        hybrid=config.placement.colocation == "all" and standing.on_gpus,
         first_step=log.head() + 1,
     )
     control.run = run

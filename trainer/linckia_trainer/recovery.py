@@ -12,6 +12,7 @@ from linckia_trainer.groups.group import ActorGroup
 from linckia_trainer.log.chain import Record
 from linckia_trainer.state.choose import Choice, newest_valid, refusals
 from linckia_trainer.state.tiers import RUN_DIRECTORY, StateRef, Tier, list_states
+from linckia_trainer.weights import hybrid
 
 if TYPE_CHECKING:
     from linckia_trainer.run import Run
@@ -104,5 +105,21 @@ def saved_states(run: "Run", group: ActorGroup) -> list[StateRef]:
 
 
 def sync_engines(run: "Run") -> None:
-    """Give every engine the policy's weights; the policy stands at the head of the log."""
-    run.weights.sync(run.log.head(), run.policy, run.engines)
+    """Give every engine the policy's weights; the policy stands at the head of the log.
+
+    Where they share their GPUs the engines are asleep until now, and the trainer leaves when they have the weights.
+    """
+
+    def sync() -> None:
+        run.weights.sync(run.log.head(), run.policy, run.engines)
+
+    if run.hybrid:
+        hybrid.to_engines(run.stateful, run.engines, sync)
+    else:
+        sync()
+
+
+def take_devices_back(run: "Run") -> None:
+    """After generation: where engines and trainer share their GPUs, the engines sleep and the trainer comes back."""
+    if run.hybrid:
+        hybrid.to_training(run.stateful, run.engines)

@@ -50,6 +50,7 @@ class Run:
     metrics: Metrics
     progress: RunProgress
     scored_steps: set[int]
+    hybrid: bool = False  # engines and trainer share their GPUs and take turns
     first_step: int = 1
     stop_requested: threading.Event = field(default_factory=threading.Event)
     checkpoint_requested: threading.Event = field(default_factory=threading.Event)

@@ -30,6 +30,7 @@ class Standing:
 
     groups: dict[str, ActorGroup]
     placed: Placed
+    on_gpus: bool
 
     def remove(self) -> None:
         """Kill every member and give the devices back."""
@@ -102,7 +103,7 @@ def start_groups(config: RunConfig, planned: Plan, store: Store, attempt: int, o
     remove_earlier(run)
     say(f"placing {len(planned.groups)} groups")
     ordered, placed = placement.place(planned, run, config.placement.timeout)
-    standing = Standing({}, placed)
+    standing = Standing({}, placed, ordered.gpus)
     try:
         device = "cuda" if ordered.gpus else "cpu"
         # Engines take longest to start: they go first.

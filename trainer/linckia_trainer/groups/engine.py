@@ -4,6 +4,7 @@ DeepSpeed averages gradients over ranks; our losses are token sums over a denomi
 so ``backward`` multiplies by the world size.
 """
 
+import contextlib
 import math
 import os
 import tempfile
@@ -118,13 +119,30 @@ def backward(engine: Any, loss: Tensor, last: bool) -> None:
 def step(engine: Any) -> float:
     """The optimizer step that ends a mini-batch; returns the global gradient norm before clipping.
 
-    Raises NonFiniteError on every rank if a gradient is not finite on any; nothing has been stepped on then.
+    Raises NonFiniteError on every rank if a gradient is not finite on any; nothing has been stepped on then, and no
+    gradient is left.
     """
     norm = None
     if engine.zero_optimization_stage() == 0:  # the only stage that does not keep it
         norm = nn.utils.get_total_norm([one.grad for one in engine.module.parameters() if one.grad is not None])
-    engine.step()
+    try:
+        engine.step()
+    except NonFiniteError:
+        engine.zero_grad()
+        raise
+    if not engine.was_step_applied():  # ZeRO skips such a step by itself, with no more than a warning
+        raise NonFiniteError("a gradient is not finite")
     return float(engine.get_global_grad_norm() if norm is None else norm)
+
+
+def discard(engine: Any, loss: Tensor) -> None:
+    """Drop the gradients of a mini-batch that cannot be finished, ``loss`` being its last. Collective.
+
+    DeepSpeed accumulates them in places of its own, which it clears when it skips a step that is not finite.
+    """
+    backward(engine, loss * float("nan"), last=True)
+    with contextlib.suppress(NonFiniteError):
+        step(engine)
 
 
 def all_finite(value: Tensor) -> bool:

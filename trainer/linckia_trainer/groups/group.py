@@ -132,7 +132,8 @@ def environment(member: MemberPlan, on_gpu: bool) -> dict[str, str]:
     threads = str(member.threads)
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
     if not on_gpu:
-        variables["DS_ACCELERATOR"] = "cpu"
+        # Members of one machine share its cores: a thread that waits must not spin on one that another could use.
+        variables |= {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}
     if member.worker_bundles:
         variables["VLLM_RAY_BUNDLE_INDICES"] = ",".join(str(bundle) for bundle in member.worker_bundles)
         variables["VLLM_RAY_PER_WORKER_GPUS"] = f"{member.worker_gpus:g}"

@@ -46,8 +46,15 @@ class ModelMember(Member):
         saving = self.saver.describe() if self.saver else {}
         return {"applied_step": self.applied_step, "log_hash": self.log_hash, "dirty": self.dirty, **saving}
 
+    def offload_optimizer(self) -> None:
+        """Move optimizer states, master weights and gradients out of device memory; the weights stay for the sync."""
+        if self.engine is not None and self.device == "cuda":
+            from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as State
+
+            self.engine.offload_states(include=[State.optim_states, State.hp_params, State.lp_grads])
+
     def offload(self) -> None:
-        """Move what training alone needs out of device memory (engines share the device)."""
+        """Move all that training needs out of device memory (engines share the device)."""
         if self.engine is not None and self.device == "cuda":
             self.engine.offload_states()
 

@@ -61,6 +61,7 @@ class CriticMember(ModelMember):
                     values, batch["values"], batch["returns"], mask, config.algorithm.value_clip, denominator
                 )
                 if not ds.all_finite(loss):
+                    ds.discard(self.engine, loss)
                     raise NonFiniteError(f"the value loss of step {step} is not finite")
                 sums.add(mask, loss=loss.detach() * denominator, **metrics)
                 ds.backward(self.engine, loss, last=index == len(parts) - 1)

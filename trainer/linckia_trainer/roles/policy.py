@@ -68,6 +68,7 @@ class PolicyMember(ModelMember):
                 self.check_fence()
                 loss = self._loss(to_device(part, self.device), denominator, kl_coefficient, sums)
                 if not ds.all_finite(loss):
+                    ds.discard(self.engine, loss)
                     raise NonFiniteError(f"the policy loss of step {step} is not finite")
                 ds.backward(self.engine, loss, last=index == len(parts) - 1)
                 self.progress.tick("update")

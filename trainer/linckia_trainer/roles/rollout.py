@@ -53,6 +53,7 @@ class RolloutMember(ModelMember):
     def submit(self, requests: list[SampleRequest]) -> None:
         """Start sampling; RuntimeError while the engine is stale."""
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         self._check()
         if self.version is None:
@@ -73,6 +74,8 @@ class RolloutMember(ModelMember):
                     include_stop_str_in_output=True,
                     logprobs=0,
                     skip_special_tokens=False,
+                    output_kind=RequestOutputKind.FINAL_ONLY,  # only whole answers travel
+                    detokenize=bool(rollout.stop),  # texts are made by whoever needs them
                 )
                 self.engine.add_request(name, {"prompt_token_ids": request.prompt_tokens}, settings)
 
@@ -143,6 +146,8 @@ class RolloutMember(ModelMember):
                 except Exception as error:  # noqa: BLE001 - whatever it is has to surface in the next call, not hang it
                     self.broken = error
                     outputs = []
+            if busy:
+                self.progress.tick("generate")
             if outputs:
                 self._collect(outputs)
             if not busy:
@@ -151,7 +156,6 @@ class RolloutMember(ModelMember):
             self.changed.notify_all()
 
     def _collect(self, outputs: list[Any]) -> None:
-        self.progress.tick("generate", len(outputs))
         done = [output for output in outputs if output.finished]
         if done:
             with self.changed:
@@ -206,7 +210,8 @@ def engine_arguments(config: RunConfig, device: str, context: int) -> dict[str, 
         "seed": config.run.seed,
         "enforce_eager": rollout.enforce_eager or device == "cpu",
         "enable_prefix_caching": rollout.prefix_caching,
-        "logprobs_mode": "processed_logprobs",
+        # Of the distribution that was sampled from; with top_p or top_k vLLM means that of the kept tokens.
+        "logprobs_mode": "raw_logprobs" if rollout.temperature == 1 else "processed_logprobs",
         "disable_log_stats": True,
         "tensor_parallel_size": rollout.tensor_parallel_size,
         "weight_transfer_config": {"backend": transfer_backend(config, device)},

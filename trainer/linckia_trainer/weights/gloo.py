@@ -1,5 +1,6 @@
 """Weight transfer on CPU, both ends: a private pair of processes per engine, so that none waits for another."""
 
+import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -23,7 +24,19 @@ def gloo_pair(
     """One side of the pair named ``key``; waits for the other at most ``timeout`` seconds."""
     limit = timedelta(seconds=timeout)
     store = store or TCPStore(host, port, is_master=False, timeout=limit)
-    return ProcessGroupGloo(PrefixStore(key, store), rank, 2, limit)
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = limit
+    # By default gloo listens where the host's own name points to, which on Debian is often 127.0.1.1.
+    options._devices = [ProcessGroupGloo.create_device(hostname=address_towards(host))]
+    return ProcessGroupGloo(PrefixStore(key, store), rank, 2, options)
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the network through which it reaches ``host``."""
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])
 
 
 class GlooSender:
