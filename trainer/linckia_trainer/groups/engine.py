@@ -51,8 +51,25 @@ def build_trained_engine(module: nn.Module, group: Trained, device: str, dtype: 
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, config=deepspeed_config(group, device, dtype), dist_init_required=False
     )
+    if group.zero_stage == 3:
+        _clear_padding(module)
     bound_collectives(timeout)
     return engine
+
+
+def _clear_padding(module: nn.Module) -> None:
+    """ZeRO-3 leaves what fills up a parameter's last shard uninitialised; equal states have to be equal bits."""
+    from deepspeed.utils import safe_get_local_fp32_param, safe_set_local_fp32_param
+
+    parameter: Any
+    for parameter in module.parameters():
+        shard = parameter.ds_tensor
+        first_padding = max(0, parameter.ds_numel - dist.get_rank() * shard.ds_numel)
+        if first_padding < shard.ds_numel:
+            shard.data.view(-1)[first_padding:] = 0
+            master = safe_get_local_fp32_param(parameter).clone()
+            master[first_padding:] = 0
+            safe_set_local_fp32_param(parameter, master)
 
 
 def build_inference_engine(module: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
