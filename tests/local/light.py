@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -46,6 +48,12 @@ class LightMember(Member):
             "resources": {name: amount for name, amount in context.get_assigned_resources().items() if amount},
             "environment": {name: value for name, value in os.environ.items() if name.startswith("VLLM_RAY")},
         }
+
+    def double(self, arrays: dict[str, NDArray[Any]], by: int) -> dict[str, NDArray[Any]]:
+        return {"doubled": by * arrays["lengths"], "rank": np.full(len(arrays["lengths"]), self.identity.rank)}
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 def start(plan: Plan, placed: Placed, run: str = "placed", attempt: int = 1) -> dict[str, ActorGroup]:

@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from local import light
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from linckia.api.config import RunConfig
-from linckia.api.errors import UserError
+from linckia.api.errors import FencedError, UserError
 from linckia.api.names import NAMESPACE
 from linckia.api.plan import Plan, plan
 from linckia_trainer.groups import placement
@@ -165,6 +167,75 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
         placement.place(plan(large, gpus=True), "placed", 60)
     assert time.monotonic() - began < 1
     assert set(placement_group_table()) == before
+
+
+def four_members(orphan_timeout: float = 900) -> tuple[ActorGroup, Placed]:
+    config = light.config(policy=light.members(1, 4), reward={"function": "r.py:reward"})
+    ordered, placed = placement.place(plan(config, gpus=False), "placed", 20)
+    return light.start_one(ordered.group("policy"), placed, "placed", attempt=2, orphan_timeout=orphan_timeout), placed
+
+
+def test_a_sharded_call_counts_each_set_of_members_once() -> None:
+    group, placed = four_members()
+    batch = {"lengths": np.array([5, 1, 4, 2, 3], np.int32)}
+    for duplicates, shards in ((1, 4), (2, 2), (4, 1)):
+        pairs = ActorGroup(group.name, group.members, group.attempt, group.generation, duplicates)
+        call = pairs.call_sharded("double", batch, by=2)
+        assert len(call.refs) == 4  # all members work
+        assert [int(one["rank"][0]) for one in call.results()] == list(
+            range(0, 4, duplicates)
+        )  # and one of a set counts
+        assert pairs.num_shards == shards
+        assert call.rows_joined()["doubled"].tolist() == [10, 2, 8, 4, 6]
+    remove({"policy": group}, placed)
+
+
+def test_members_refuse_lower_attempts_other_generations_and_everything_once_fenced() -> None:
+    group, placed = four_members()
+    first = group.members[0]
+
+    def invoke(attempt: int, generation: int) -> Any:
+        return ray.get(first.invoke.remote(attempt, generation, "where"))
+
+    assert invoke(2, 1)["rank"] == 0
+    for attempt, generation, reason in ((1, 1, "attempt 1 was replaced by attempt 2"), (2, 2, "as generation 2")):
+        with pytest.raises(FencedError, match=reason):
+            invoke(attempt, generation)
+    with pytest.raises(FencedError):
+        ray.get(first.status.remote(1))
+    running = first.invoke.remote(2, 1, "wait", 3.0)  # the control calls answer meanwhile
+    began = time.monotonic()
+    light.await_true(lambda: ray.get(first.status.remote(2))["stage"] == "wait")
+    assert ray.get(first.status.remote(3))["pid"] > 0  # a new attempt arrives
+    assert time.monotonic() - began < 3
+    ray.get(running)  # the call that was running is left to finish
+    with pytest.raises(FencedError, match="attempt 2 was replaced by attempt 3"):
+        invoke(2, 1)
+    ray.get(first.fence.remote(3))
+    with pytest.raises(FencedError, match="is fenced"):
+        invoke(3, 1)
+    remove({"policy": group}, placed)
+
+
+def test_members_nobody_calls_exit_by_themselves() -> None:
+    group, placed = four_members(orphan_timeout=3)
+    heard, *forgotten = group.members
+    ray.get([member.status.remote(2) for member in group.members])
+
+    def gone(member: Any) -> bool:
+        try:
+            ray.get(member.__ray_ready__.remote(), timeout=5)
+        except ray.exceptions.RayActorError:
+            return True
+        return False
+
+    def only_one_is_left() -> bool:
+        assert ray.get(heard.status.remote(2))["rank"] == 0  # the one that hears of its attempt stays
+        return all(gone(member) for member in forgotten)
+
+    light.await_true(only_one_is_left, seconds=30)
+    assert not gone(heard)
+    remove({"policy": group}, placed)
 
 
 def test_placement_groups_are_numbered_on_and_removed_by_run() -> None:
