@@ -210,7 +210,7 @@ def _botocore_errors(uri: str) -> tuple[type[Exception], ...]:
     """What an S3 client raises that is no OSError: no credentials, no such host, time-outs."""
     if not uri.startswith(("s3://", "s3a://")):
         return ()
-    from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]  # part of s3fs, loaded for s3 alone
+    from botocore.exceptions import BotoCoreError  # part of s3fs, loaded for s3 alone
 
     return (BotoCoreError,)
 
