@@ -25,6 +25,9 @@ def finish_saving(run: "Run") -> None:
     if run.last_checkpoint != run.log.head():
         save(run, run.log.head(), last=True)
     wait_until_written(run)
+    if run.log.head() >= run.config.run.steps:  # all that lasts is in the run directory: give the memory back
+        for group in run.stateful:
+            group.call("release_node_memory")
 
 
 def save_beginning(run: "Run") -> None:

@@ -110,6 +110,11 @@ class ModelMember(Member):
         assert self.saver is not None
         return self.saver.drain(timeout)
 
+    def release_node_memory(self) -> None:
+        """Delete this rank's states in its node's memory: the run is finished."""
+        assert self.saver is not None
+        self.saver.release_node_memory()
+
     def restore(self, choice: Choice) -> None:
         """Load a chosen state. Raises DamagedError if its bytes are not what was written."""
         assert self.saver is not None

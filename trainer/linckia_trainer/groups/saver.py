@@ -99,6 +99,10 @@ class Saver:
             state_format.extract(files, target)
             yield Path(folder)
 
+    def release_node_memory(self) -> None:
+        for state in self.node_states():
+            self.tiers[NODE_MEMORY].store.delete(state.key)
+
     def _busy_anywhere(self, tiers: list[str]) -> list[str]:
         busy = torch.tensor([float(tier in self.jobs and not self.jobs[tier].done()) for tier in tiers])
         if dist.get_world_size() > 1:
