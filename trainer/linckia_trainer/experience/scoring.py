@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from linckia.api.errors import UserError
 from linckia_trainer.experience.batching import object_column, unshard
 from linckia_trainer.experience.prompts import PromptSet
 from linckia_trainer.experience.rewards import RewardError
@@ -38,7 +39,14 @@ def score_rewards(run: "Run", batch: "Batch", prompts: PromptSet) -> tuple["Batc
 
 def _score(run: "Run", columns: "Batch") -> tuple["Batch", tuple[str, ...]]:
     call = run.reward.call_sharded("score", columns, pad_rows=False)
-    results = call.results()
+    timeout = run.config.reward.timeout
+    try:
+        results = call.results(timeout)
+    except TimeoutError as error:
+        raise UserError(
+            "reward.timeout", timeout, f"the reward has not answered for {len(columns['prompts'])} samples in that time",
+            "raise it, or make the reward faster",
+        ) from error  # fmt: skip
     names = tuple(results[0].names)
     joined = unshard([{"rewards": one.rewards, "reward_parts": one.parts} for one in results], call.rows)
     return joined, names

@@ -81,9 +81,9 @@ class Sharded:
         self.rows = rows
         self.duplicate_actors = duplicate_actors
 
-    def results(self) -> list[Any]:
-        """One result per slice, in order."""
-        results: list[Any] = ray.get(self.refs)
+    def results(self, timeout: float | None = None) -> list[Any]:
+        """One result per slice, in order. TimeoutError (Ray's own) after ``timeout`` seconds."""
+        results: list[Any] = ray.get(self.refs, timeout=timeout)
         return results[:: self.duplicate_actors]
 
     def rows_joined(self) -> dict[str, NDArray[Any]]:

@@ -11,7 +11,7 @@ from linckia_trainer.algorithms import losses
 from linckia_trainer.groups import engine as ds
 from linckia_trainer.groups.engine_errors import NonFiniteError
 from linckia_trainer.groups.model_member import Arrays, ModelMember, micro_batches
-from linckia_trainer.roles.language_model import load_value_model, model_dtype
+from linckia_trainer.roles.language_model import load_value_model, model_dtype, set_determinism
 from linckia_trainer.roles.updating import Sums, mini_batches, to_device
 
 
@@ -21,6 +21,7 @@ class CriticMember(ModelMember):
     def load(self, config: RunConfig) -> None:
         self.config = config
         ds.prepare_backend(self.device)
+        set_determinism(config.run, self.device)
         torch.manual_seed(config.run.seed)
         self.engine = ds.build_trained_engine(
             load_value_model(config.model, config.run.seed, self.device),

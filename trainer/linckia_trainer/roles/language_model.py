@@ -4,14 +4,14 @@ Sequences are right-padded and attention is causal, so no attention mask is need
 token and cannot be seen by it. Index t of every output speaks of token t.
 """
 
-from pathlib import Path
+import os
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from linckia.api.config import Model
+from linckia.api.config import Model, Run
 from linckia_trainer.experience.seeds import derive_seed
 
 
@@ -19,6 +19,13 @@ def model_dtype(model: Model, device: str) -> torch.dtype:
     if model.dtype == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
     return torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
+
+
+def set_determinism(run: Run, device: str) -> None:
+    """``run.determinism: strict`` asks for deterministic kernels on GPUs; on CPUs they are so already."""
+    if run.determinism == "strict" and device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
 
 
 def load_language_model(model: Model, device: str) -> "TokenLogProbs":
@@ -139,7 +146,3 @@ def check_head(module: TokenLogProbs) -> None:
     theirs = torch.log_softmax(logits[:, :-1], -1).gather(2, tokens[:, 1:, None]).squeeze(-1)
     if not torch.allclose(ours[:, 1:], theirs, atol=5e-2 if module.head.weight.dtype == torch.bfloat16 else 1e-3):
         raise ValueError(f"{type(module.lm).__name__}: its output head is not a plain linear map")
-
-
-def is_folder(path: str) -> bool:
-    return Path(path).is_dir()

@@ -14,7 +14,7 @@ from linckia_trainer.algorithms import losses
 from linckia_trainer.groups import engine as ds
 from linckia_trainer.groups.engine_errors import NonFiniteError
 from linckia_trainer.groups.model_member import Arrays, ModelMember, micro_batches
-from linckia_trainer.roles.language_model import check_head, load_language_model, model_dtype
+from linckia_trainer.roles.language_model import check_head, load_language_model, model_dtype, set_determinism
 from linckia_trainer.roles.updating import Sums, mini_batches, to_device
 from linckia_trainer.weights.buckets import Parameter
 from linckia_trainer.weights.transfer import Invitation, Sender, make_sender, raise_lost, transfer_backend
@@ -28,6 +28,7 @@ class PolicyMember(ModelMember):
     def load(self, config: RunConfig) -> None:
         self.config = config
         ds.prepare_backend(self.device)
+        set_determinism(config.run, self.device)
         torch.manual_seed(config.run.seed)
         module = load_language_model(config.model, self.device)
         check_head(module)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from linckia.api.config import RunConfig
 from linckia_trainer.groups.engine import build_inference_engine
 from linckia_trainer.groups.model_member import Arrays, ModelMember, micro_batches
-from linckia_trainer.roles.language_model import check_head, load_language_model, model_dtype
+from linckia_trainer.roles.language_model import check_head, load_language_model, model_dtype, set_determinism
 from linckia_trainer.roles.updating import to_device
 
 
@@ -18,6 +18,7 @@ class ReferenceMember(ModelMember):
 
     def load(self, config: RunConfig) -> None:
         self.config = config
+        set_determinism(config.run, self.device)
         torch.set_num_threads(self.threads)
         module = load_language_model(config.model, self.device)
         check_head(module)
