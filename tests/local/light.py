@@ -116,11 +116,15 @@ def await_empty() -> None:
     await_true(empty)
 
 
-def shut_down(*nodes: Any) -> None:
-    """Stop Ray and wait for its own processes (of ``nodes``, or of the node that this process started)."""
-    infos = [
-        info for node in nodes or [ray._private.worker._global_node] for info in chain(*node.all_processes.values())
-    ]
+def shut_down() -> None:
+    """Stop the Ray that this process started, and wait for its processes."""
+    node = ray._private.worker._global_node
     ray.shutdown()
-    for info in infos:
-        info.process.wait(timeout=20)
+    await_processes([node])
+
+
+def await_processes(nodes: Iterable[Any]) -> None:
+    """Wait for the processes of Ray nodes that were stopped: it leaves their handles to the garbage collector."""
+    for node in nodes:
+        for info in chain(*node.all_processes.values()):
+            info.process.wait(timeout=20)

@@ -155,9 +155,9 @@ class World:
         placement.release(self.placed)
 
 
-def stand(folder: Path, ranks: int, names: tuple[str, ...]) -> World:
+def stand(folder: Path, ranks: int, names: tuple[str, ...], **sections: dict[str, Any]) -> World:
     """Start groups of ``ranks`` members; nothing is loaded yet."""
-    config = config_of(folder / f"{ranks}-placed", ranks)
+    config = config_of(folder / f"{ranks}-placed", ranks, **sections)
     ordered, placed = placement.place(plan(config, gpus=False), config.run.name, 60)
     groups = {
         name: start_group(MEMBERS[name], ordered.group(name), placed, config.run.name, 1, 1, "cpu", 900)

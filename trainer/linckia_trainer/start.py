@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +46,9 @@ def connect(config: RunConfig, address: str | None) -> Plan:
     settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if address is not None:
         try:
+            reach(address)
             ray.init(address=address, **settings)
-        except ConnectionError as error:
+        except OSError as error:  # ConnectionError is one
             raise UserError(
                 "--address", address, f"no Ray cluster answers there ({error})", "start one, or leave it out"
             ) from error
@@ -56,6 +58,13 @@ def connect(config: RunConfig, address: str | None) -> Plan:
     wanted = plan(config, config.placement.device == "gpu").totals.get("CPU", 0.0)
     ray.init(address="local", num_cpus=max(cores, math.ceil(wanted)), include_dashboard=False, **settings)
     return plan(config, on_gpus(config))
+
+
+def reach(address: str) -> None:
+    """Raise OSError if nothing listens at ``address``, host:port; Ray itself would go on trying for many minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def on_gpus(config: RunConfig) -> bool:
