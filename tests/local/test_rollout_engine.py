@@ -200,7 +200,7 @@ def test_a_sender_killed_half_way_leaves_the_old_weights_whole(tied: Served) -> 
         pickle.dump((tied.sender.layout, BUCKET_BYTES), process.stdin)
         process.stdin.close()
         tied.member.open_transfer(pickle.load(process.stdout))
-        with pytest.raises(RuntimeError, match="closed by peer"):
+        with pytest.raises(RuntimeError, match="by peer"):
             tied.member.receive_weights(4, 1)
     assert process.returncode == -signal.SIGKILL
     assert tied.member.describe()["weight_version"] is None
@@ -216,7 +216,7 @@ def test_a_sender_killed_half_way_leaves_the_old_weights_whole(tied: Served) -> 
 
 def test_an_answer_keeps_its_stop_string_and_says_how_it_ended(tied: Served) -> None:
     tied.member.assume_weights(4, 1)
-    answers = tied.sample(PROMPTS * 16, list(range(len(PROMPTS) * 16)))
+    answers = tied.sample(PROMPTS * 100, list(range(len(PROMPTS) * 100)))
     ended = [one for one in answers if one.answer_tokens[-1] == 1]
     cut = [one for one in answers if one.finish == "length"]
     stopped = [one for one in answers if one.finish == "stop" and one.answer_tokens[-1] != 1]

@@ -42,6 +42,7 @@ class RolloutMember(ModelMember):
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        self._use_threads()
         register()
         arguments = engine_arguments(config, self.device, context_length(config.model.path))
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -138,6 +139,7 @@ class RolloutMember(ModelMember):
             self.engine.wake_up(tags)
 
     def _drive(self) -> None:
+        self._use_threads()
         while self.broken is None:
             with self.lock:
                 busy = self.engine.has_unfinished_requests()
@@ -182,6 +184,13 @@ class RolloutMember(ModelMember):
         self._check()
         if self.torn:
             raise RuntimeError(f"{self.identity.name} is torn: a weight transfer broke off; start it again")
+
+    def _use_threads(self) -> None:
+        """OpenMP counts threads per calling thread, and vLLM's CPU attention insists on one count everywhere."""
+        import torch
+
+        if self.device == "cpu":
+            torch.set_num_threads(self.threads)
 
     def _check(self) -> None:
         if self.broken is not None:
