@@ -59,8 +59,9 @@ def sample(run: "Run", requests: Iterable[SampleRequest], finished: Finished | N
     takes: dict[Any, int] = {}
     submits: dict[int, list[Any]] = {}
     trajectories: list[Trajectory] = []
-    while queue or takes:
-        submits |= _hand_out(run, queue, busy, capacity)
+    while queue or any(busy):
+        for number, refs in _hand_out(run, queue, busy, capacity).items():
+            submits.setdefault(number, []).extend(refs)
         for number, load in enumerate(busy):
             if load and number not in takes.values():
                 worth = max(1, capacity // 4) if queue else capacity
