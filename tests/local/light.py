@@ -52,8 +52,11 @@ class LightMember(Member):
     def double(self, arrays: dict[str, NDArray[Any]], by: int) -> dict[str, NDArray[Any]]:
         return {"doubled": by * arrays["lengths"], "rank": np.full(len(arrays["lengths"]), self.identity.rank)}
 
-    def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def wait_for_attempt(self, attempt: int) -> int:
+        """Works until the control surface has heard of ``attempt``."""
+        while self.attempt < attempt:
+            time.sleep(0.02)
+        return self.attempt
 
 
 def start(plan: Plan, placed: Placed, run: str = "placed", attempt: int = 1) -> dict[str, ActorGroup]:
@@ -97,7 +100,7 @@ class Holder:
         return None
 
 
-def await_true(condition: Callable[[], bool], seconds: float = 15) -> None:
+def await_true(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"

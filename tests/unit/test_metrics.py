@@ -302,3 +302,10 @@ def test_quiet_says_nothing():
     out = io.StringIO()
     run_progress(Console(file=out, quiet=True), Clock(), quiet=True)
     assert out.getvalue() == ""
+
+
+def test_a_message_may_hold_what_looks_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    from linckia_trainer.metrics.progress import RunProgress
+
+    RunProgress("run", 3).message("KeyError: '[/no] such [red]thing'")
+    assert "[/no] such [red]thing" in capsys.readouterr().out

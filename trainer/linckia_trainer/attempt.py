@@ -79,6 +79,10 @@ def ending(
         with contextlib.suppress(OSError, UserError):  # the cause matters more than that it could not be written down
             attempts.end(store, attempt, "failed", cause, fingerprint)
         sum_up(config, folder, "failed", control)
+        step = control.run.log.head() if control.run else 0
+        progress.message(
+            f"attempt {attempt} failed: {cause}\nstates are kept: the same command goes on after step {step}"
+        )
         raise
     assert control.run is not None
     stopped = control.run.log.head() < config.run.steps

@@ -186,7 +186,7 @@ def finished(store: Store, config: RunConfig) -> bool:
 
 def show_finished(store: Store, config: RunConfig, folder: Path) -> int:
     summary = read_summary(folder) or summarize(read_rows(folder), config.run.name, config.run.dir, "finished")
-    rich.print(f"run {config.run.name} is finished ({config.run.dir})")
+    print(f"run {config.run.name} is finished ({config.run.dir})")
     rich.print(render_summary(summary, folder))
     return 0
 

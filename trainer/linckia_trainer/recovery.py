@@ -79,7 +79,7 @@ def restore(run: "Run", group: ActorGroup) -> int:
         try:
             group.call("restore", choice)
         except DamagedError as error:
-            run.warn(f"{group.name}: {error}")
+            run.warn(f"{group.name}: {getattr(error, 'cause', error)}")
             refs = [replace(ref, invalid=str(error)) if ref in choice.refs else ref for ref in refs]
             continue
         return choice.step

@@ -33,7 +33,8 @@ def score_rewards(run: "Run", batch: "Batch", prompts: PromptSet) -> tuple["Batc
     try:
         return _score(run, columns)
     except RewardError as error:
-        run.warn(f"the reward failed and is tried once more: {error}")
+        cause = getattr(error, "cause", error)  # as the member raised it, without Ray's words around it
+        run.warn(f"the reward failed and is tried once more: {cause}")
         return _score(run, columns)
 
 

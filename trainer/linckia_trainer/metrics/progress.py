@@ -68,7 +68,7 @@ class RunProgress:
 
     def message(self, text: str) -> None:
         """Something said once, such as ``starting 2 engines``."""
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def stage(self, step: int, stage: str, done: int = 0, total: int = 0) -> None:
         """A stage began, or has come to ``done`` of ``total``."""
