@@ -197,6 +197,8 @@ def make(folder: Path, hidden: int, layers: int, vocabulary: int) -> tuple[RunCo
     )
     config.save_pretrained(folder)
     path = folder / "run.yaml"
+    (folder / "none.jsonl").write_text('{"prompt": "none"}\n')
+    (folder / "none.py").write_text("def none(prompts, answers, examples):\n    return [0.0 for _ in prompts]\n")
     settings = {
         "run": {"name": folder.name},
         "model": {"path": str(folder)},
