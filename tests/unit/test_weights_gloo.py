@@ -6,7 +6,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from linckia_trainer.weights.buckets import Parameter, bucket_size, buckets, num_bytes, pack, unpack
+from linckia_trainer.weights.buckets import (
+    ALONE_BYTES,
+    Parameter,
+    bucket_size,
+    buckets,
+    num_bytes,
+    pack,
+    pieces,
+    unpack,
+)
 from linckia_trainer.weights.gloo import ENGINE_RANK, TRAINER_RANK, GlooReceiver, GlooSender, gloo_pair
 from linckia_trainer.weights.transfer import Invitation, raise_lost
 
@@ -19,6 +28,9 @@ ODD = {
     "turned": torch.randn(6, 4).t(),  # not contiguous
     "double": torch.randn(2, 1, 3).double(),
     "large": torch.randn(300),
+    "alone": torch.randn(ALONE_BYTES // 4 + 4),
+    "alone, turned": torch.randn(513, 1024).t(),
+    "alone, not a multiple of 16": torch.randn(ALONE_BYTES // 4 + 1),
     "last": torch.randn(17),
 }
 LAYOUT = [Parameter(name, tuple(one.shape), str(one.dtype).removeprefix("torch.")) for name, one in sorted(ODD.items())]
@@ -37,7 +49,7 @@ def assert_whole(received: list[tuple[str, torch.Tensor]]) -> None:
         assert torch.equal(tensor, ODD[name])
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 16, 128, 1 << 20])
+@pytest.mark.parametrize("bucket_bytes", [1, 16, 128, 1 << 23])
 def test_packing_there_and_back(bucket_bytes: int) -> None:
     planned = buckets(LAYOUT, bucket_bytes)
     assert [parameter for bucket in planned for parameter in bucket] == LAYOUT
@@ -61,6 +73,13 @@ def test_buckets_break_where_the_next_parameter_no_longer_fits() -> None:
 
 def test_a_parameter_takes_its_bytes_rounded_up_to_16() -> None:
     assert [num_bytes(Parameter("x", shape, "bfloat16")) for shape in [(), (8,), (9,), (0, 4)]] == [16, 16, 32, 0]
+
+
+def test_large_parameters_travel_alone_and_small_ones_together() -> None:
+    large, small = (ALONE_BYTES // 4,), (ALONE_BYTES // 4 - 4,)
+    shapes = {"a": small, "b": small, "c": large, "d": large, "e": small}
+    bucket = [Parameter(name, shape, "float32") for name, shape in shapes.items()]
+    assert [[one.name for one in piece] for piece in pieces(bucket)] == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
 class Engine(threading.Thread):
@@ -102,12 +121,9 @@ class StallingEngine(FailingEngine):
     stalls = True
 
 
-@pytest.fixture
-def sender() -> GlooSender:
-    return GlooSender(0, "127.0.0.1", LAYOUT, BUCKET_BYTES, timeout=10.0)
-
-
-def test_two_engines_get_everything_again_and_again(sender: GlooSender) -> None:
+@pytest.mark.parametrize("bucket_bytes", [BUCKET_BYTES, 1 << 23])
+def test_two_engines_get_everything_again_and_again(bucket_bytes: int) -> None:
+    sender = GlooSender(0, "127.0.0.1", LAYOUT, bucket_bytes, timeout=10.0)
     for engines in (["a", "b"], ["b", "c"]):
         invitations = sender.invite(engines, 1)
         playing = [Engine(invitations[engine], sets=3) for engine in engines]

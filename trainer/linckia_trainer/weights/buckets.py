@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+ALONE_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -32,6 +34,23 @@ def buckets(layout: Sequence[Parameter], bucket_bytes: int) -> list[list[Paramet
         packed[-1].append(parameter)
         room -= size
     return packed
+
+
+def pieces(bucket: Sequence[Parameter]) -> list[list[Parameter]]:
+    """A bucket as it travels where tensors can be sent from their own memory: large parameters alone, others together.
+
+    Copying a large parameter into a buffer costs more than one more message.
+    """
+    split: list[list[Parameter]] = []
+    packing = False
+    for parameter in bucket:
+        small = num_bytes(parameter) < ALONE_BYTES
+        if small and packing:
+            split[-1].append(parameter)
+        else:
+            split.append([parameter])
+        packing = small
+    return split
 
 
 def num_bytes(parameter: Parameter) -> int:

@@ -1,6 +1,7 @@
 """Weight transfer on CPU, both ends: a private pair of processes per engine, so that none waits for another."""
 
 import socket
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -10,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
-from linckia_trainer.weights.buckets import Parameter, bucket_size, buckets, pack, unpack
+from linckia_trainer.weights.buckets import Parameter, bucket_size, buckets, num_bytes, pack, pieces, unpack
 from linckia_trainer.weights.transfer import Gather, Invitation, gathered
 from linckia_trainer.weights.vllm_plugin import BACKEND
 
 TRAINER_RANK, ENGINE_RANK = 0, 1
-NUM_BUFFERS = 2  # one is packed while the other travels
+NUM_FLYING = 4  # pieces under way at one time
 
 
 def gloo_pair(
@@ -87,24 +88,28 @@ class GlooSender:
 
     def send(self, gather: Gather) -> dict[str, str]:
         lost: dict[str, str] = {}
-        size = max(bucket_size(bucket) for bucket in buckets(self.layout, self.bucket_bytes))
-        buffers = [torch.empty(size if self.pairs else 0, dtype=torch.uint8) for _ in range(NUM_BUFFERS)]
-        flying: list[dict[str, Any]] = [{} for _ in buffers]
-        for number, (bucket, tensors) in enumerate(gathered(self.layout, self.bucket_bytes, gather)):
-            slot = number % NUM_BUFFERS
-            self._land(flying[slot], lost)
-            if self.pairs:
-                self._launch(pack(bucket, tensors, buffers[slot]), flying[slot], lost)
-        for works in flying:
+        flying: deque[tuple[Tensor, dict[str, Any]]] = deque()  # holds the memory that is being read
+        for bucket, tensors in gathered(self.layout, self.bucket_bytes, gather):
+            if not self.pairs:
+                continue
+            by_name = {parameter.name: tensor for parameter, tensor in zip(bucket, tensors, strict=True)}
+            for piece in pieces(bucket):
+                while len(flying) >= NUM_FLYING:
+                    self._land(flying.popleft()[1], lost)
+                flat = as_bytes(piece, [by_name[parameter.name] for parameter in piece])
+                flying.append((flat, self._launch(flat, lost)))
+        for _, works in flying:
             self._land(works, lost)
         return lost
 
-    def _launch(self, flat: Tensor, works: dict[str, Any], lost: dict[str, str]) -> None:
+    def _launch(self, flat: Tensor, lost: dict[str, str]) -> dict[str, Any]:
+        works: dict[str, Any] = {}
         for engine, pair in list(self.pairs.items()):
             try:
                 works[engine] = pair.send([flat], ENGINE_RANK, 0)
             except RuntimeError as error:  # gone since the last bucket
                 self._lose(engine, error, lost)
+        return works
 
     def _land(self, works: dict[str, Any], lost: dict[str, str]) -> None:
         for engine, work in works.items():
@@ -112,7 +117,6 @@ class GlooSender:
                 work.wait(timedelta(seconds=self.timeout / 2))
             except RuntimeError as error:  # died or stalled
                 self._lose(engine, error, lost)
-        works.clear()
 
     def _lose(self, engine: str, error: RuntimeError, lost: dict[str, str]) -> None:
         lost.setdefault(engine, reason(error))
@@ -135,12 +139,21 @@ class GlooReceiver:
 
     def receive(self, layout: Sequence[Parameter], bucket_bytes: int) -> list[tuple[str, Tensor]]:
         """(name, tensor) of every parameter: views that hold until the next call."""
-        planned = buckets(layout, bucket_bytes)
+        planned = [piece for bucket in buckets(layout, bucket_bytes) for piece in pieces(bucket)]
         if [len(flat) for flat in self.flats] != [bucket_size(bucket) for bucket in planned]:
             self.flats = [torch.empty(bucket_size(bucket), dtype=torch.uint8) for bucket in planned]
         for work in [self.pair.recv([flat], TRAINER_RANK, 0) for flat in self.flats]:
             work.wait()
         return [pair for bucket, flat in zip(planned, self.flats, strict=True) for pair in unpack(bucket, flat)]
+
+
+def as_bytes(piece: Sequence[Parameter], tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of a piece: a tensor's own memory where it travels alone, else a packed copy."""
+    if len(piece) == 1 and tensors[0].is_contiguous() and tensors[0].device.type == "cpu":
+        own = tensors[0].detach().view(-1).view(torch.uint8)
+        if own.numel() == num_bytes(piece[0]):
+            return own
+    return pack(piece, tensors, torch.empty(bucket_size(piece), dtype=torch.uint8))
 
 
 def reason(error: Exception) -> str:
