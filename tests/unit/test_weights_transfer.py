@@ -1,0 +1,130 @@
+"""Which way weights travel, who is told what, and models whose head is not tied although they say so."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from local.tiny import write_config
+from safetensors.torch import save_file
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+from linckia.api.config import RunConfig
+from linckia.api.errors import UserError
+from linckia.api.load import load_config
+from linckia_trainer.roles.rollout import engine_arguments
+from linckia_trainer.weights import ipc
+from linckia_trainer.weights.own_head import has_own_head
+from linckia_trainer.weights.sync import WeightSync
+from linckia_trainer.weights.transfer import transfer_backend
+
+
+def config_of(tmp_path: Path, *overrides: str) -> RunConfig:
+    (tmp_path / "model").mkdir(exist_ok=True)  # no model is needed to read a config
+    return load_config(write_config(tmp_path, "t"), list(overrides))
+
+
+@pytest.mark.parametrize(
+    ("device", "colocation", "transfer", "expected"),
+    [
+        ("cpu", "separate", "auto", "gloo"),
+        ("cpu", "all", "auto", "gloo"),
+        ("cuda", "separate", "auto", "nccl"),
+        ("cuda", "all", "auto", "ipc"),
+        ("cuda", "separate", "gloo", "gloo"),
+        ("cuda", "separate", "cuda_ipc", "ipc"),
+    ],
+)
+def test_backend(tmp_path: Path, device: str, colocation: str, transfer: str, expected: str) -> None:
+    config = config_of(tmp_path, f"placement.colocation={colocation}", f"rollout.transfer={transfer}")
+    assert transfer_backend(config, device) == expected
+    assert engine_arguments(config, device, 64)["weight_transfer_config"] == {"backend": expected}
+
+
+@pytest.mark.parametrize("transfer", ["nccl", "cuda_ipc"])
+def test_ways_that_need_gpus_are_refused_without(tmp_path: Path, transfer: str) -> None:
+    with pytest.raises(UserError, match=r"rollout\.transfer"):
+        transfer_backend(config_of(tmp_path, f"rollout.transfer={transfer}"), "cpu")
+
+
+def test_a_tensor_parallel_engine_takes_rays_executor(tmp_path: Path) -> None:
+    arguments = engine_arguments(config_of(tmp_path, "rollout.tensor_parallel_size=2"), "cuda", 64)
+    assert arguments["tensor_parallel_size"] == 2
+    assert arguments["distributed_executor_backend"] == "ray"
+    single = engine_arguments(config_of(tmp_path, "placement.colocation=all"), "cuda", 64)
+    assert "distributed_executor_backend" not in single
+    assert single["enable_sleep_mode"] is True
+
+
+@pytest.mark.parametrize(
+    ("says_tied", "own", "expected"),
+    [(True, "other", True), (True, "same", False), (True, None, False), (False, "other", False)],
+)
+def test_own_head(tmp_path: Path, says_tied: bool, own: str | None, expected: bool) -> None:
+    embedding = torch.arange(6.0).view(3, 2)
+    tensors = {"model.embed_tokens.weight": embedding}
+    if own:
+        tensors["lm_head.weight"] = embedding + (own == "other")
+    for number, (name, tensor) in enumerate(tensors.items()):  # one file each, as in a sharded folder
+        save_file({name: tensor.clone()}, tmp_path / f"model-{number}.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": says_tied}))
+    assert has_own_head(tmp_path) is expected
+
+
+def test_ipc_handles_travel_as_plain_data() -> None:
+    arguments = (
+        torch.Tensor, torch.Size([64]), (1,), 0, torch.storage.TypedStorage, torch.uint8,
+        3, b"handle\x00\xff", 64, 512, False, b"counter", 2, b"event", True,
+    )  # fmt: skip
+    assert len(arguments) == len(inspect.signature(rebuild_cuda_tensor).parameters)
+    update = {"names": ["a"], "shapes": [[4, 4]], "ipc_handles": {"GPU-1": arguments, "GPU-2": arguments}}
+    assert ipc.decode(ipc.encode(update).encode()) == update
+    with pytest.raises(AssertionError, match="argument 5"):
+        ipc.encode({"ipc_handles": {"GPU-1": (*arguments[:5], torch.float32, *arguments[6:])}})
+
+
+class Recorder:
+    """Stands for a group; writes down what it is asked."""
+
+    def __init__(self, name: str, calls: list[Any]) -> None:
+        self.name, self.generation, self.calls = name, 1, calls
+
+    def start(self, method: str, *arguments: Any) -> list[Any]:
+        self.calls.append((self.name, method, *arguments))
+        return []
+
+    def call(self, method: str, engines: list[str]) -> list[Any]:
+        self.calls.append((self.name, method, engines))
+        return [{engine: f"for {engine}" for engine in engines}]
+
+
+def test_a_new_round_whenever_its_members_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    calls: list[Any] = []
+    policy, a, b = (Recorder(name, calls) for name in ("policy", "a", "b"))
+    sync = WeightSync(config_of(tmp_path), first_weights_travel=False)
+
+    def asked(step: int, *engines: Recorder) -> list[Any]:
+        calls.clear()
+        sync.sync(step, policy, engines)  # type: ignore[arg-type]
+        return list(calls)
+
+    assert asked(0, a, b) == [("a", "assume_weights", 0, 1), ("b", "assume_weights", 0, 1)]
+    travel = [("policy", "send_weights"), ("a", "receive_weights", 1, 1), ("b", "receive_weights", 1, 1)]
+    assert asked(1, a, b) == [
+        ("policy", "open_transfer", ["a/1", "b/1"]),
+        ("a", "open_transfer", "for a/1"),
+        ("b", "open_transfer", "for b/1"),
+        ("policy", "connect_engines"),
+        *travel,
+    ]
+    assert asked(1, a, b) == []
+    assert ("policy", "open_transfer", ["a/1", "b/1"]) not in asked(2, a, b)
+    b.generation = 2
+    assert asked(2, a, b)[0] == ("policy", "open_transfer", ["b/2"])
+    assert asked(3, a, b)[0] == ("policy", "open_transfer", ["a/1", "b/2"])
+    policy.generation = 2
+    assert asked(3, a, b)[0] == ("policy", "open_transfer", ["a/1", "b/2"])
