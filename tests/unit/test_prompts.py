@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
 from linckia.api.config import Data, Prompts, ReasoningGym
 from linckia.api.errors import UserError
@@ -100,6 +101,40 @@ def test_mistakes_are_named_by_line(tmp_path: Path, lines: list[str], data: dict
         assert word in str(caught.value), str(caught.value)
 
 
+def test_bytes_that_are_no_utf_8_are_named_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
+    settings = Data(train=Prompts(file=str(path)))
+    with pytest.raises(UserError, match=r"data\.jsonl:2.*UTF-8"):
+        load_prompts(settings.train, settings, Letters(), 100)
+
+
+class Beginning(Letters):
+    """A tokenizer that puts a beginning-of-sequence token (1) before every text."""
+
+    bos_token_id = 1
+
+    def encode(self, text: str, add_special_tokens: bool = True, **_: Any) -> list[int]:
+        return [1] * add_special_tokens + [ord(letter) for letter in text]
+
+
+def test_a_plain_prompt_begins_as_its_tokenizer_begins_texts_and_a_chat_as_its_template_does(tmp_path: Path) -> None:
+    assert load(tmp_path, ['{"prompt": "ab"}'], Beginning()).examples[0].tokens == [1, 97, 98]
+    chat = json.dumps({"prompt": [{"role": "user", "content": "ab"}]})
+    tokens = load(tmp_path, [chat], Beginning(chat_template="{{ messages }}")).examples[0].tokens
+    assert tokens == [ord(letter) for letter in "<user>ab<assistant>"]
+
+
+def test_a_template_that_refuses_a_chat_is_named_by_line(tmp_path: Path) -> None:
+    class Strict(Letters):
+        def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+            raise TemplateError("roles must alternate")
+
+    lines = [json.dumps({"prompt": [{"role": "assistant", "content": "a"}]})]
+    with pytest.raises(UserError, match=r"data\.jsonl:1.*roles must alternate"):
+        load(tmp_path, lines, Strict(chat_template="{{ messages }}"))
+
+
 def test_a_missing_file_is_named() -> None:
     settings = Data(train=Prompts(file="/nowhere/data.jsonl"))
     with pytest.raises(UserError, match=r"/nowhere/data\.jsonl"):
@@ -115,3 +150,6 @@ def test_reasoning_gym_tasks_are_prompts_too() -> None:
     wrong = Data(train=Prompts(reasoning_gym=task.model_copy(update={"task": "chain_sun"})))
     with pytest.raises(UserError, match="chain_sum"):
         load_prompts(wrong.train, wrong, Letters(), 500)
+    refused = Data(train=Prompts(reasoning_gym=task.model_copy(update={"options": {"min_terms": 5, "max_terms": 2}})))
+    with pytest.raises(UserError, match="options"):
+        load_prompts(refused.train, refused, Letters(), 500)
