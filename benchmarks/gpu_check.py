@@ -34,7 +34,7 @@ def run(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="linckia-gpu-") as place:
         folder = Path(place)
         realistic.make_model(folder / "model", "110M")
-        path = realistic.write_config(folder, "110M", steps=4, new_tokens=32, node_memory=False)
+        path = realistic.write_config(folder, "grpo", steps=4, new_tokens=32, node_memory=False)
         config = yaml.safe_load(path.read_text())
         config["placement"] = settings["placement"]
         config["rollout"] |= {"transfer": settings["transfer"], "gpu_memory_utilization": 0.3}

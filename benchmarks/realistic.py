@@ -1,4 +1,4 @@
-"""A run of a realistic size for the benchmarks: a random Llama made on the spot, GRPO, 32 sequences a step."""
+"""A run of a realistic size for the benchmarks: a random Llama made on the spot, GRPO or PPO, 32 sequences a step."""
 
 import json
 import os
@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 LETTERS = "0123456789=sort "
-SIZES = {"110M": (768, 12, 16384), "1M": (128, 4, 64)}  # hidden, layers, vocabulary
+SIZES = {"110M": (768, 12, 16384), "33M": (512, 8, 8192), "1M": (128, 4, 64)}  # hidden, layers, vocabulary
 THREADS = 1  # of each member: the roles share the cores of the machine
 PROMPTS, SAMPLES, PROMPT_TOKENS = 8, 4, 9
+MICRO_BATCH = 8
 
 
 def make_model(folder: Path, size: str) -> int:
@@ -49,14 +50,16 @@ def make_model(folder: Path, size: str) -> int:
     return sum(one.numel() for one in model.parameters())
 
 
-def write_config(folder: Path, size: str, steps: int, new_tokens: int, node_memory: bool = True) -> Path:
-    """A GRPO run on ``THREADS`` threads a member; every answer is ``new_tokens`` long but for the odd end token."""
+def write_config(folder: Path, algorithm: str, steps: int, new_tokens: int, node_memory: bool = True) -> Path:
+    """A run on ``THREADS`` threads a member; every answer is ``new_tokens`` long but for the odd end token."""
     rows = [{"prompt": f"sort {number}="} for number in range(100, 164)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "reward.py").write_text(
         "def reward(prompts, answers, examples):\n    return [float(len(a) % 7) for a in answers]\n"
     )
     resources = {"resources": {"threads": THREADS}}
+    trained = {"micro_batch_size": MICRO_BATCH, "zero_stage": 2, "optimizer": {"lr": 1e-6}, **resources}
+    loss_kl = {"where": "loss", "estimator": "k3"} if algorithm == "grpo" else {}
     config: dict[str, Any] = {
         "run": {"name": "bench", "steps": steps, "dir": str(folder / "runs" / "bench")},
         "model": {"path": str(folder / "model")},
@@ -67,16 +70,18 @@ def write_config(folder: Path, size: str, steps: int, new_tokens: int, node_memo
             "samples_per_prompt": SAMPLES,
         },
         "reward": {"function": f"{folder / 'reward.py'}:reward"},
-        "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01, "where": "loss", "estimator": "k3"}},
+        "algorithm": {"name": algorithm, "kl": {"coefficient": 0.01, **loss_kl}},
         "rollout": {"engines": 1, "max_new_tokens": new_tokens, **resources},
-        "policy": {"micro_batch_size": 8, "zero_stage": 2, "optimizer": {"lr": 1e-6}, **resources},
-        "reference": {"micro_batch_size": 8, **resources},
+        "policy": trained,
+        "reference": {"micro_batch_size": MICRO_BATCH, **resources},
         "storage": {
             "node_memory": {"every": 1, "keep": 2} if node_memory else None,
             "node_memory_dir": f"/dev/shm/linckia-bench-{os.getpid()}",
             "run_directory": {"every": 3, "keep": 2},
         },
     }
+    if algorithm == "ppo":
+        config["critic"] = trained
     path = folder / "bench.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
@@ -97,3 +102,8 @@ def seconds(rows: list[dict[str, float]]) -> dict[str, float]:
     """Mean seconds of each stage and of the step."""
     stages = ("generate", "score", "record", "update", "sync", "save", "step")
     return {stage: round(sum(row[f"seconds/{stage}"] for row in rows) / len(rows), 4) for stage in stages}
+
+
+def machine() -> dict[str, float]:
+    """What else a figure depends on: the cores, and how many threads wanted them in the last minute."""
+    return {"cores": os.cpu_count() or 1, "load_average": round(os.getloadavg()[0], 1)}

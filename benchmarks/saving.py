@@ -16,13 +16,14 @@ import realistic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=realistic.SIZES, default="110M")
+    parser.add_argument("--algorithm", choices=("grpo", "ppo"), default="grpo")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--new-tokens", type=int, default=32)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="linckia-saving-") as name:
         folder = Path(name)
         parameters = realistic.make_model(folder / "model", arguments.size)
-        config = realistic.write_config(folder, arguments.size, arguments.steps, arguments.new_tokens)
+        config = realistic.write_config(folder, arguments.algorithm, arguments.steps, arguments.new_tokens)
         try:
             rows = realistic.train(folder, config)
         finally:
@@ -31,7 +32,9 @@ def main() -> None:
     waited = stages["record"] + stages["save"]
     report = {
         "parameters": parameters,
+        "algorithm": arguments.algorithm,
         "steps_measured": len(rows),
+        "machine": realistic.machine(),
         "new_tokens": arguments.new_tokens,
         "seconds_by_stage": stages,
         "seconds_waited": round(waited, 4),

@@ -1,9 +1,10 @@
-"""One step of ours, split by stage, against the sum of the bare parts it cannot do without. Prints JSON; goal: at most 1.15.
+"""One step of ours, split by stage, against the bare parts it cannot do without. Prints JSON; goal: at most 1.15.
 
-The bare parts run one after the other in processes without Ray, with as many threads as a member of ours has: vLLM's
-generate; the forward passes of policy and reference; DeepSpeed's forward, backward and step of the same batches; one raw gloo
-transfer of the weights and the engine's repacking of them; one copy of the states. Ours runs the policy's and the
-reference's forward passes side by side on the same cores, so it has no advantage from that.
+The bare parts run one after the other in processes without Ray, on as many threads as a member of ours has: vLLM's
+generate; a forward pass; DeepSpeed's forward, backward and step of the same batches; one raw gloo transfer of the weights and
+the engine's repacking of them; one copy of the states. They are added in two ways. ``sum``: each counts once for each model
+that does it, as if one process did everything. ``side_by_side``: what ours does in several processes at a time (forward
+passes of all models, updates of policy and critic) counts as long as the cores need to get through it; the harder measure.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def bare_engine(folder: str, new_tokens: int, results: Any) -> None:
         nonlocal count
         for _ in range(realistic.PROMPTS * realistic.SAMPLES):
             count += 1
-            settings = SamplingParams(temperature=1.0, seed=count, max_tokens=new_tokens, logprobs=0)
+            settings = SamplingParams(temperature=1.0, seed=count, max_tokens=new_tokens, logprobs=0, detokenize=False)
             engine.add_request(str(count), {"prompt_token_ids": request.prompt_tokens}, settings)
         while engine.has_unfinished_requests():
             engine.step()
@@ -71,15 +72,15 @@ def bare_engine(folder: str, new_tokens: int, results: Any) -> None:
     results.put({"generate": timed(generate), "repacking": timed(repack)})
 
 
-def bare_trainer(folder: str, new_tokens: int, results: Any) -> None:
-    """DeepSpeed alone: forward passes, the update, and a copy of the states."""
+def bare_trainer(folder: str, new_tokens: int, role: str, results: Any) -> None:
+    """DeepSpeed alone, with the policy's model or the critic's: a forward pass, the update, and a copy of the states."""
     os.environ.update(DS_ACCELERATOR="cpu", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     import deepspeed
     import deepspeed.ops
     import torch
     from torch.distributed import TCPStore
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
     from linckia_trainer.groups.engine import copy_out
 
@@ -88,13 +89,14 @@ def bare_trainer(folder: str, new_tokens: int, results: Any) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     deepspeed.init_distributed(dist_backend="gloo")
-    model = AutoModelForCausalLM.from_pretrained(Path(folder, "model"), dtype=torch.float32)
+    kind = AutoModelForCausalLM if role == "policy" else AutoModel
+    model = kind.from_pretrained(Path(folder, "model"), dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=optimizer,
         config={
-            "train_micro_batch_size_per_gpu": 8,
+            "train_micro_batch_size_per_gpu": realistic.MICRO_BATCH,
             "gradient_accumulation_steps": 1,
             "zero_optimization": {"stage": 2},
             "zero_allow_untested_optimizer": True,
@@ -104,26 +106,31 @@ def bare_trainer(folder: str, new_tokens: int, results: Any) -> None:
     rows = realistic.PROMPTS * realistic.SAMPLES
     tokens = torch.randint(2, 18, (rows, realistic.PROMPT_TOKENS + new_tokens))
 
-    def log_probs(batch: Any) -> Any:
-        logits = engine(input_ids=batch, use_cache=False).logits[:, realistic.PROMPT_TOKENS - 1 : -1]
-        targets = batch[:, realistic.PROMPT_TOKENS :, None]
-        return torch.log_softmax(logits.float(), -1).gather(2, targets)
+    def outputs(batch: Any) -> Any:
+        """One number a trained token: its log-probability, or what stands for its value."""
+        if role == "critic":
+            return engine(input_ids=batch, use_cache=False)[0][:, realistic.PROMPT_TOKENS - 1 : -1, 0]
+        logits = engine(input_ids=batch, use_cache=False, logits_to_keep=new_tokens + 1).logits[:, :-1]
+        return torch.log_softmax(logits.float(), -1).gather(2, batch[:, realistic.PROMPT_TOKENS :, None])
+
+    parts = tokens.split(realistic.MICRO_BATCH)
 
     def forward() -> None:
         with torch.no_grad():
-            for start in range(0, rows, 8):
-                log_probs(tokens[start : start + 8])
+            for part in parts:
+                outputs(part)
 
     def update() -> None:
-        for start in range(0, rows, 8):
-            engine.set_gradient_accumulation_boundary(start + 8 >= rows)
-            engine.backward(-log_probs(tokens[start : start + 8]).mean())
+        for part in parts:
+            engine.set_gradient_accumulation_boundary(part is parts[-1])
+            engine.backward(-outputs(part).mean())
         engine.step()
 
-    parts = {"two_forward_passes": 2 * timed(forward), "forward_backward_step": timed(update)}
+    found = {"forward": timed(forward), "update": timed(update)}
     states = [one for files in copy_out(engine).values() for one in flat_tensors(files)]
-    parts["copy_of_states"] = timed(lambda: [one.clone() for one in states])
-    results.put(parts)
+    copies = [one.clone() for one in states]
+    found["copy_of_states"] = timed(lambda: [copy.copy_(one) for copy, one in zip(copies, states, strict=True)])
+    results.put({f"{role}_{name}": value for name, value in found.items()})
 
 
 def flat_tensors(value: Any) -> list[Any]:
@@ -173,40 +180,82 @@ def raw_gloo(num_bytes: int) -> dict[str, float]:
     return found
 
 
-def measure(size: str, steps: int, new_tokens: int) -> dict[str, Any]:
+def measure(size: str, algorithm: str, steps: int, new_tokens: int) -> dict[str, Any]:
     os.environ["OMP_NUM_THREADS"] = str(realistic.THREADS)
     with tempfile.TemporaryDirectory(prefix="linckia-step-") as name:
         folder = Path(name)
         parameters = realistic.make_model(folder / "model", size)
-        config = realistic.write_config(folder, size, steps, new_tokens)
+        config = realistic.write_config(folder, algorithm, steps, new_tokens)
         try:
             stages = realistic.seconds(realistic.train(folder, config))
         finally:
             shutil.rmtree(f"/dev/shm/linckia-bench-{os.getpid()}", ignore_errors=True)
-        parts = in_process(bare_engine, name, new_tokens) | in_process(bare_trainer, name, new_tokens)
+        machine = realistic.machine()
+        parts = in_process(bare_engine, name, new_tokens)
+        for role in ("policy", "critic")[: 1 + (algorithm == "ppo")]:
+            parts |= in_process(bare_trainer, name, new_tokens, role)
         parts |= raw_gloo(parameters * 4)
-    bare = sum(parts.values())
+    alone, together = added(parts, len(os.sched_getaffinity(0)))
     return {
         "parameters": parameters,
+        "algorithm": algorithm,
         "sequences": realistic.PROMPTS * realistic.SAMPLES,
         "new_tokens": new_tokens,
         "threads": realistic.THREADS,
+        "machine": {"during_ours": machine, "during_bare": realistic.machine()},
         "seconds_by_stage": stages,
-        "bare_parts": {key: round(value, 4) for key, value in parts.items()},
-        "bare_sum": round(bare, 4),
-        "ratio": round(stages["step"] / bare, 3),
+        "bare_parts": rounded(parts),
+        "bare_sum": round(sum(alone.values()), 4),
+        "bare_side_by_side": round(sum(together.values()), 4),
+        "seconds_over_side_by_side": over(stages, together),
+        "ratio_sum": round(stages["step"] / sum(alone.values()), 3),
+        "ratio_side_by_side": round(stages["step"] / sum(together.values()), 3),
     }
+
+
+def added(parts: dict[str, float], cores: int) -> tuple[dict[str, float], dict[str, float]]:
+    """The bare seconds of each stage: one thing after the other, and side by side on ``cores``."""
+
+    def stages(forward: float, update: float) -> dict[str, float]:
+        return {
+            "generate": parts["generate"],
+            "score": forward,
+            "update": update,
+            "sync": parts["raw_gloo"] + parts["repacking"],
+            "save": sum(value for name, value in parts.items() if name.endswith("copy_of_states")),
+        }
+
+    def side_by_side(seconds: list[float]) -> float:
+        return max(max(seconds), sum(seconds) / min(cores, len(seconds)))
+
+    updates = [value for name, value in parts.items() if name.endswith("_update")]
+    forwards = [value for name, value in parts.items() if name.endswith("_forward")]
+    forwards.append(parts["policy_forward"])  # the reference's
+    return stages(sum(forwards), sum(updates)), stages(side_by_side(forwards), side_by_side(updates))
+
+
+def over(stages: dict[str, float], bare: dict[str, float]) -> dict[str, float]:
+    """What each stage of ours takes beyond its bare parts; ``between`` is what lies between the stages."""
+    beyond = {name: stages[name] - bare.get(name, 0.0) for name in stages if name != "step"}
+    beyond["between"] = stages["step"] - sum(stages[name] for name in beyond)
+    return rounded(beyond)
+
+
+def rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in values.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=realistic.SIZES, default="110M")
+    parser.add_argument("--algorithm", choices=("grpo", "ppo"), default="grpo")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=32)
     arguments = parser.parse_args()
-    report = {arguments.size: measure(arguments.size, arguments.steps, arguments.new_tokens), "goal": 1.15}
+    shape = (arguments.algorithm, arguments.steps, arguments.new_tokens)
+    report: dict[str, Any] = {arguments.size: measure(arguments.size, *shape), "goal": 1.15}
     if arguments.size != "1M":
-        report["1M"] = measure("1M", 30, 6)
+        report["1M"] = measure("1M", arguments.algorithm, 30, 6)
     print(json.dumps(report, indent=2))
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from linckia.api.config import Optimizer, Trained
-from linckia_trainer.groups.engine import deepspeed_config, learning_rate, named_tensors
+from linckia_trainer.groups.engine import CopyingCheckpointEngine, deepspeed_config, learning_rate, named_tensors
 from linckia_trainer.groups.model_member import micro_batches
 
 
@@ -58,3 +58,27 @@ def test_micro_batches_are_trimmed_to_their_own_longest_row() -> None:
 def test_tensors_are_named_by_their_path() -> None:
     tree = {"a": [torch.tensor(1), {"b": torch.tensor(2)}], "c": "text", "d": (torch.tensor(3),)}
     assert [(name, int(value)) for name, value in named_tensors("", tree)] == [("/a/0", 1), ("/a/1/b", 2), ("/d/0", 3)]
+
+
+def test_a_copy_of_the_states_stays_as_it_is_and_lends_its_memory_to_the_next() -> None:
+    weights = torch.arange(6.0).reshape(2, 3)
+    states = {"module": {"w": weights, "t": weights.T}, "steps": [torch.tensor(1), (torch.tensor(2), "text")]}
+    first = CopyingCheckpointEngine()
+    first.save(states, "folder/state/model.pt")
+    weights += 1
+    assert first.files["model.pt"]["module"]["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    lent = {name: one.data_ptr() for name, one in named_tensors("", first.files)}
+
+    second = CopyingCheckpointEngine(spare=first.files)
+    states["steps"].append(torch.tensor(3))  # type: ignore[attr-defined]  # another shape of tree: copied afresh
+    second.save(states, "folder/state/model.pt")
+    assert [(name, one.tolist()) for name, one in named_tensors("", second.files)] == [
+        ("/model.pt/module/w", [[1, 2, 3], [4, 5, 6]]),
+        ("/model.pt/module/t", [[1, 4], [2, 5], [3, 6]]),
+        ("/model.pt/steps/0", 1),
+        ("/model.pt/steps/1/0", 2),
+        ("/model.pt/steps/2", 3),
+    ]
+    assert all(one.is_contiguous() for _, one in named_tensors("", second.files))
+    same = [name for name, one in named_tensors("", second.files) if lent.get(name) == one.data_ptr()]
+    assert same == ["/model.pt/module/w", "/model.pt/module/t"]

@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from unit.log_builders import MemoryPlace, TwiceFileSystem
 
 from linckia.api.errors import UserError
+from linckia_trainer.log import local_files
 from linckia_trainer.log.local_files import TEMPORARY, LocalFiles
 from linckia_trainer.log.store import DiskFullError, Store
 
@@ -173,6 +175,25 @@ def test_a_writer_killed_before_its_file_has_a_name_leaves_nothing_to_see(
     store.probe()
     assert list((tmp_path / TEMPORARY).iterdir()) == []
     assert store.get("log/1") == b"whole"
+
+
+def test_a_large_object_is_whole_and_leaves_the_page_cache_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_files, "_WRITE_BYTES", 1000)
+    left: list[tuple[int, int]] = []
+    advise = os.posix_fadvise
+    monkeypatch.setattr(
+        os,
+        "posix_fadvise",
+        lambda file, start, size, advice: (left.append((start, size)), advise(file, start, size, advice)),
+    )
+    data = [os.urandom(size) for size in (10, 2500, 0, 700, 1000)]
+    Store(str(tmp_path)).put("state/0", data)
+    assert (tmp_path / "state/0").read_bytes() == b"".join(data)
+    assert left[0][0] == 0
+    assert all(start + size == following for (start, size), (following, _) in pairwise(left))
+    assert 4210 - 1000 < sum(left[-1]) <= 4210
 
 
 def test_a_living_writers_file_is_not_swept(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ray
+
 from linckia_trainer.groups.group import ActorGroup
 from linckia_trainer.log import attempts
 from linckia_trainer.state.retention import records_to_prune, states_to_delete
@@ -47,9 +49,12 @@ def save(run: "Run", step: int, last: bool = False) -> None:
     tiers = due_tiers(run, step, last)
     if not tiers:
         return
-    for group in run.stateful:
-        keep = run.complete_states.setdefault(group.name, [])
-        results = group.call("save", tiers, keep, last)
+    calls = [
+        (group, group.start("save", tiers, run.complete_states.setdefault(group.name, []), last))
+        for group in run.stateful
+    ]
+    for group, refs in calls:
+        results = ray.get(refs)
         note_written(run, group, [result["written"].get(NODE_MEMORY, -1) for result in results])
         for tier in results[0]["skipped"]:
             run.warn(

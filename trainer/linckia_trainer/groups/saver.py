@@ -17,12 +17,11 @@ import torch.distributed as dist
 from linckia.api.config import RunConfig
 from linckia_trainer.groups.engine import CHECKPOINT_TAG, copy_out
 from linckia_trainer.groups.member import Identity
+from linckia_trainer.log.framing import Buffer
 from linckia_trainer.log.store import Store
 from linckia_trainer.state import format as state_format
 from linckia_trainer.state.format import StateHeader
 from linckia_trainer.state.tiers import NODE_MEMORY, RUN_DIRECTORY, StateRef, Tier, list_states, node_memory
-
-Files = list[tuple[str, memoryview]]
 
 
 class Saver:
@@ -37,6 +36,7 @@ class Saver:
         self.keep = storage.node_memory.keep if storage.node_memory else 0
         self.pool = ThreadPoolExecutor(max_workers=len(self.tiers) + 1, thread_name_prefix="save")
         self.jobs: dict[str, Future[None]] = {}
+        self.spare: dict[str, Any] = {}  # an older copy of the state that is written; its memory is the next one's
         self.written: dict[str, int] = {}
         self.problem = ""
 
@@ -55,9 +55,10 @@ class Saver:
                 identity.run, identity.group, step, identity.rank, identity.world_size, log_hash, identity.attempt,
                 identity.generation,
             )  # fmt: skip
-            files = self.pool.submit(serialise, copy_out(engine))
+            spare, self.spare = self.spare, {}
+            content = self.pool.submit(self._serialise, header, copy_out(engine, spare))
             for tier in free:
-                self.jobs[tier] = self.pool.submit(self._write, self.tiers[tier], header, files, keep)
+                self.jobs[tier] = self.pool.submit(self._write, self.tiers[tier], header, content, keep)
         if wait_written:
             for tier in free:
                 self.jobs[tier].result()
@@ -111,9 +112,14 @@ class Saver:
             busy = on_device.cpu()
         return [tier for tier, flag in zip(tiers, busy.tolist(), strict=True) if flag]
 
-    def _write(self, tier: Tier, header: StateHeader, files: "Future[Files]", keep: list[int]) -> None:
+    def _serialise(self, header: StateHeader, states: dict[str, Any]) -> list[Buffer]:
+        content = serialise(header, states)
+        self.spare = states
+        return content
+
+    def _write(self, tier: Tier, header: StateHeader, content: "Future[list[Buffer]]", keep: list[int]) -> None:
         try:
-            state_format.write_state(tier.store, header, files.result())
+            tier.store.put(header.key, content.result())
         except Exception as error:
             # Behind the training: whatever a storage raises is reported and the run trains on with its older states.
             self.problem = f"state {header.key} was not written to {tier.name}: {error}"
@@ -128,11 +134,11 @@ class Saver:
                 self.tiers[NODE_MEMORY].store.delete(state.key)
 
 
-def serialise(states: dict[str, Any]) -> Files:
-    """DeepSpeed's checkpoint files, as torch.save writes them."""
+def serialise(header: StateHeader, states: dict[str, Any]) -> list[Buffer]:
+    """The state as the object that every tier takes, its files as torch.save writes them; hashed once."""
     files = []
     for name, state in sorted(states.items()):
         buffer = io.BytesIO()
         torch.save(state, buffer)
         files.append((name, buffer.getbuffer()))
-    return files
+    return state_format.state_object(header, files)

@@ -110,8 +110,7 @@ class LocalFiles:
         path = self._temporary()
         try:
             with path.open("xb", buffering=0) as file:
-                for part in data:
-                    _write_all(file.fileno(), memoryview(part).cast("B"))
+                _write_all(file.fileno(), data)
                 os.fsync(file.fileno())
         except BaseException:
             path.unlink(missing_ok=True)
@@ -152,9 +151,19 @@ class LocalFiles:
             folder = folder.parent
 
 
-def _write_all(file: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(file, view[:_WRITE_BYTES]) :]
+def _write_all(file: int, data: Sequence[Buffer]) -> None:
+    """Large objects leave the page cache as they reach the disk: nobody reads a state soon, and gigabytes of fresh cache
+    cost the processor more than the writing does, beside whoever generates meanwhile."""
+    written = settled = 0
+    for part in data:
+        view = memoryview(part).cast("B")
+        while view:
+            count = os.write(file, view[:_WRITE_BYTES])
+            view, written = view[count:], written + count
+            if written - settled >= _WRITE_BYTES:
+                os.fdatasync(file)
+                os.posix_fadvise(file, settled, written - settled, os.POSIX_FADV_DONTNEED)
+                settled = written
 
 
 def _sync_folder(folder: Path) -> None:

@@ -59,8 +59,13 @@ def write_state(store: Store, header: StateHeader, files: Iterable[tuple[str, Bu
 
     A reader sees it whole or not at all. Saving the same state again writes over it.
     """
-    store.put(header.key, framing.frame({"kind": "state", **asdict(header)}, list(_tar(files))))
+    store.put(header.key, state_object(header, files))
     return header.key
+
+
+def state_object(header: StateHeader, files: Iterable[tuple[str, Buffer]]) -> list[Buffer]:
+    """The bytes of ``write_state``, hashed but not written: the same go to every tier under ``header.key``."""
+    return framing.frame({"kind": "state", **asdict(header)}, list(_tar(files)))
 
 
 def read_state(store: Store, key: str) -> tuple[StateHeader, Iterator[tuple[str, memoryview]]]:
