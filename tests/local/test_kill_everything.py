@@ -1,7 +1,5 @@
 """SIGKILL of everything in each stage, one run struck six times in turn: it ends with the bits of a run never killed."""
 
-import hashlib
-import io
 import os
 import shutil
 import signal
@@ -14,18 +12,12 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-import torch
-from local import tiny
+from local import bits, tiny
 
 from linckia.api.access import find_token, read_run_file
 from linckia.api.names import TOKEN_HEADER
-from linckia_trainer.groups.engine import named_tensors
-from linckia_trainer.log import framing
-from linckia_trainer.log.chain import RunLog, record_key
-from linckia_trainer.log.store import Store
+from linckia_trainer.log.chain import RunLog
 from linckia_trainer.metrics.sinks import read_rows
-from linckia_trainer.state.format import read_state
-from linckia_trainer.state.tiers import RUN_DIRECTORY, Tier, list_states
 
 STAGES = ("generate", "score", "record", "update", "sync", "save")
 STEPS = 14
@@ -135,30 +127,6 @@ def struck(work: Path) -> tuple[Path, list[Struck]]:
     return place, strikes
 
 
-def run_store(place: Path) -> Store:
-    return Store(str(place / "runs" / place.name))
-
-
-def payload_hashes(place: Path) -> list[str]:
-    store = run_store(place)
-    return [hashlib.sha256(framing.unpack(store.get(record_key(step)))[1]).hexdigest() for step in range(1, STEPS + 1)]
-
-
-def state_hashes(place: Path, group: str) -> dict[int, str]:
-    """rank -> sha256 over parameters and optimizer state of the last saved state."""
-
-    store = run_store(place)
-    found = {}
-    for ref in list_states([Tier(RUN_DIRECTORY, store)], group):
-        if ref.step == STEPS:
-            digest = hashlib.sha256()
-            for name, content in read_state(store, ref.key)[1]:
-                for key, tensor in named_tensors(name, torch.load(io.BytesIO(content), weights_only=False)):
-                    digest.update(key.encode() + tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-            found[ref.rank] = digest.hexdigest()
-    return found
-
-
 def test_every_strike_hit_live_work_in_its_stage(struck: tuple[Path, list[Struck]]) -> None:
     _, strikes = struck
     assert [one.stage for one in strikes] == list(STAGES)
@@ -170,10 +138,10 @@ def test_every_strike_hit_live_work_in_its_stage(struck: tuple[Path, list[Struck
 
 def test_records_are_the_same_bytes(golden: Path, struck: tuple[Path, list[Struck]]) -> None:
     place, _ = struck
-    assert payload_hashes(place) == payload_hashes(golden)
-    ours, theirs = RunLog(run_store(place), None), RunLog(run_store(golden), None)
-    assert ours.head() == theirs.head() == STEPS
-    assert ours.log_hash(STEPS) == theirs.log_hash(STEPS)
+    assert bits.payload_hashes(place) == bits.payload_hashes(golden)
+    assert bits.log_hashes(place) == bits.log_hashes(golden)
+    ours = RunLog(bits.run_store(place), None)
+    assert ours.head() == STEPS
     assert ours.verify(needed_after=0, deep=True) == []
 
 
@@ -182,26 +150,21 @@ def test_weights_and_optimizer_are_the_same_bits(
     golden: Path, struck: tuple[Path, list[Struck]], group: str, ranks: int
 ) -> None:
     place, _ = struck
-    wanted = state_hashes(golden, group)
+    wanted = bits.state_hashes(golden, group, STEPS)
     assert sorted(wanted) == list(range(ranks))
-    assert state_hashes(place, group) == wanted
+    assert bits.state_hashes(place, group, STEPS) == wanted
 
 
 def test_no_trajectory_is_recorded_twice_or_lost(struck: tuple[Path, list[Struck]]) -> None:
     place, _ = struck
-    log = RunLog(run_store(place), None)
-    keys = [
-        (int(position), int(sample))
-        for step in log.steps()
-        for position, sample in zip(log.read(step).arrays["positions"], log.read(step).arrays["samples"], strict=True)
-    ]
+    keys = bits.trajectory_keys(place)
     assert len(keys) == len(set(keys))
     last = max(position for position, _ in keys)
     assert sorted(keys) == [(position, sample) for position in range(last + 1) for sample in range(4)]
 
 
 def test_epochs_end_short_and_nothing_is_filled(golden: Path) -> None:
-    log = RunLog(run_store(golden), None)
+    log = RunLog(bits.run_store(golden), None)
     rows = [len(log.read(step).arrays["positions"]) for step in range(1, 7)]
     assert rows == [16, 16, 8, 16, 16, 8]  # 10 prompts an epoch, 4 a step, 4 samples each
 

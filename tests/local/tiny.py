@@ -8,8 +8,16 @@ from typing import Any
 import yaml
 
 REWARD = '''
+import time
+from pathlib import Path
+
+HOLD = Path(__file__).with_name("hold")
+
+
 def reward(prompts, answers, examples):
-    """The share of characters in place; a pure function of the answer."""
+    """The share of characters in place; a pure function of the answer. Waits while the file ``hold`` lies beside it."""
+    while HOLD.exists():
+        time.sleep(0.01)
     wanted = ["".join(sorted(prompt[5:8])) for prompt in prompts]
     return [
         {"digits": sum(a == b for a, b in zip(answer, want)) / 3, "exact": float(answer == want)}

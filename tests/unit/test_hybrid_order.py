@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-import ray
+from unit.fakes import Answered
 
 from linckia_trainer.weights import hybrid
 
@@ -15,14 +15,13 @@ class Recorder:
         self.name = name
         self.calls = calls
 
-    def start(self, method: str, *arguments: Any) -> list[Any]:
+    def start(self, method: str, *arguments: Any) -> Answered:
         self.calls.append((self.name, method, arguments))
-        return []
+        return Answered()
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, tuple[Any, ...]]]:
-    monkeypatch.setattr(ray, "get", lambda refs: refs)
+def calls() -> list[tuple[str, str, tuple[Any, ...]]]:
     return []
 
 

@@ -5,15 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from unit.fakes import Healer
 
 from linckia.api.errors import UserError
 from linckia_trainer.experience.prompts import Prompt, PromptSet
 from linckia_trainer.experience.rewards import RewardError, Scores, score
 from linckia_trainer.experience.scoring import score_rewards
+from linckia_trainer.groups.failure import GroupLostError
 
 
 class Group:
     """Stands for the reward group: each call takes the next of the prepared answers."""
+
+    name = "reward"
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -36,6 +40,7 @@ def run(group: Group) -> Any:
     said: list[str] = []
     return SimpleNamespace(
         reward=group,
+        healer=Healer(),
         tokenizer=SimpleNamespace(decode=lambda tokens, skip_special_tokens: "".join(map(chr, tokens))),
         prompt_index=lambda position, prompts: position,
         config=SimpleNamespace(reward=SimpleNamespace(timeout=5.0)),
@@ -77,6 +82,14 @@ def test_one_failure_is_tried_again_and_said() -> None:
     rewards, _ = score_rewards(state, BATCH, PROMPTS)
     assert rewards["rewards"].tolist() == [1.0, 2.0]
     assert "tried once more" in state.said[0]
+
+
+def test_a_lost_group_is_asked_again_when_it_is_healed() -> None:
+    lost = GroupLostError("reward", 1, "process", "ActorDiedError", "died")
+    state = run(Group(lost, lost, GOOD))
+    rewards, _ = score_rewards(state, BATCH, PROMPTS)
+    assert rewards["rewards"].tolist() == [1.0, 2.0]
+    assert state.healer.losses == [lost, lost]
 
 
 def test_the_same_failure_twice_stops_and_names_the_sample() -> None:

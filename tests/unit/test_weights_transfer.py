@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 from local.tiny import write_config
 from safetensors.torch import save_file
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
+from unit.fakes import Answered
 
 from linckia.api.config import RunConfig
 from linckia.api.errors import UserError
 from linckia.api.load import load_config
+from linckia_trainer.groups.engine_errors import EnginesLostError
+from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.roles.rollout import engine_arguments
 from linckia_trainer.weights import ipc
 from linckia_trainer.weights.own_head import has_own_head
@@ -91,18 +93,18 @@ class Recorder:
 
     def __init__(self, name: str, calls: list[Any]) -> None:
         self.name, self.generation, self.calls = name, 1, calls
+        self.failures: dict[str, list[Exception]] = {}
 
-    def start(self, method: str, *arguments: Any) -> list[Any]:
+    def start(self, method: str, *arguments: Any) -> Answered:
         self.calls.append((self.name, method, *arguments))
-        return []
+        return Answered(*self.failures.pop(method, []))
 
     def call(self, method: str, engines: list[str]) -> list[Any]:
         self.calls.append((self.name, method, engines))
         return [{engine: f"for {engine}" for engine in engines}]
 
 
-def test_a_new_round_whenever_its_members_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "get", lambda refs: refs)
+def test_a_new_round_whenever_its_members_change(tmp_path: Path) -> None:
     calls: list[Any] = []
     policy, a, b = (Recorder(name, calls) for name in ("policy", "a", "b"))
     sync = WeightSync(config_of(tmp_path), first_weights_travel=False)
@@ -128,3 +130,24 @@ def test_a_new_round_whenever_its_members_change(tmp_path: Path, monkeypatch: py
     assert asked(3, a, b)[0] == ("policy", "open_transfer", ["a/1", "b/2"])
     policy.generation = 2
     assert asked(3, a, b)[0] == ("policy", "open_transfer", ["a/1", "b/2"])
+
+
+def test_an_engine_that_is_lost_does_not_keep_the_others_from_their_weights(tmp_path: Path) -> None:
+    calls: list[Any] = []
+    policy, a, b = (Recorder(name, calls) for name in ("policy", "a", "b"))
+    sync = WeightSync(config_of(tmp_path), first_weights_travel=False)
+    lost = GroupLostError("b", 1, "process", "ActorDiedError", "died")
+    policy.failures = {"send_weights": [EnginesLostError("engine b/1: gone")]}
+    b.failures = {"receive_weights": [lost]}
+    assert sync.sync(1, policy, [a, b]) == [lost]  # type: ignore[arg-type, list-item]
+    assert sync.serves(a, 1)  # type: ignore[arg-type]
+    assert not sync.serves(b, 1)  # type: ignore[arg-type]
+
+
+def test_when_the_policy_is_lost_no_engine_counts_as_served(tmp_path: Path) -> None:
+    policy, a = (Recorder(name, []) for name in ("policy", "a"))
+    sync = WeightSync(config_of(tmp_path), first_weights_travel=False)
+    policy.failures = {"send_weights": [GroupLostError("policy", 1, "process", "ActorDiedError", "died")]}
+    with pytest.raises(GroupLostError):
+        sync.sync(1, policy, [a])  # type: ignore[arg-type, list-item]
+    assert not sync.serves(a, 1)  # type: ignore[arg-type]

@@ -4,18 +4,17 @@ import contextlib
 import os
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ray
 import rich
 
 from linckia.api.config import RunConfig
 from linckia.api.errors import FencedError, UserError
 from linckia.api.names import API_VERSION
+from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.log import attempts
 from linckia_trainer.log.store import Store
 from linckia_trainer.metrics.curves import draw_curves
@@ -157,15 +156,30 @@ def watching_for_newer(store: Store, attempt: int) -> Iterator[None]:
         done.set()
 
 
-def heartbeat(run: Run) -> None:
+@contextlib.contextmanager
+def heartbeat(run: Run) -> Iterator[None]:
     """Tell the members that their controller lives, and keep what they say for the control API."""
-    while True:
-        for group in run.groups:
-            try:
-                run.members[group.name] = group.status()
-            except (ray.exceptions.RayError, FencedError):
-                continue  # whoever calls the group for work learns of its death and acts
-            for member in run.members[group.name]:
-                if member.get("saving_problem"):
-                    run.warn(member["saving_problem"])
-        time.sleep(HEARTBEAT_SECONDS)
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.is_set():
+            for group in run.groups:
+                try:
+                    run.members[group.name] = group.status()
+                except GroupLostError as loss:
+                    run.healer.report(loss)
+                    continue
+                except FencedError:
+                    return  # a newer attempt has taken over
+                for member in run.members[group.name]:
+                    if member.get("saving_problem"):
+                        run.warn(member["saving_problem"])
+            done.wait(HEARTBEAT_SECONDS)
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=HEARTBEAT_SECONDS)

@@ -16,6 +16,7 @@ from linckia_trainer.experience.prompts import step_positions
 from linckia_trainer.experience.scoring import score_rewards
 from linckia_trainer.experience.trajectory import Trajectory
 from linckia_trainer.groups.engine_errors import NonFiniteError
+from linckia_trainer.healing import Asked
 from linckia_trainer.log import spool
 from linckia_trainer.log.chain import Record
 from linckia_trainer.log.records import RecordHeader, encode
@@ -58,11 +59,11 @@ def score(run: Run, trajectories: list[Trajectory]) -> tuple[Batch, tuple[str, .
     """The experience of a step: old and reference log-probabilities, values and rewards, all asked for at once."""
     batch = assemble(trajectories, run.pad_token)
     inputs = {name: batch[name] for name in ("tokens", "lengths", "loss_mask")}
-    parts = [run.policy.call_sharded("log_probs", inputs)]
+    parts = [Asked(run, run.policy, "log_probs", inputs)]
     if run.reference is not None:
-        parts.append(run.reference.call_sharded("log_probs", inputs, pad_rows=False))
+        parts.append(Asked(run, run.reference, "log_probs", inputs, pad_rows=False))
     if run.critic is not None:
-        parts.append(run.critic.call_sharded("values", inputs))
+        parts.append(Asked(run, run.critic, "values", inputs))
     rewards, part_names = score_rewards(run, batch, run.prompts)
     for part in parts:
         batch |= part.rows_joined()
@@ -89,8 +90,7 @@ def update(run: Run, record: Record) -> None:
     try:
         run.applied(record, recovery.apply(run, record))
     except NonFiniteError as error:
-        run.warn(f"step {record.step} is skipped: {error}")
-        run.log.mark_skip(record.step, str(error))
+        recovery.skip(run, record.step, error)
         recovery.bring_to_head(run)
 
 

@@ -1,8 +1,8 @@
 """``linckia train`` behind the command line: check everything, claim the attempt, start the groups, train, sum up."""
 
 import os
-import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -10,11 +10,12 @@ import rich
 
 from linckia.api.config import RunConfig
 from linckia.api.errors import LiveRunError, UserError
-from linckia_trainer import controller, start
+from linckia_trainer import controller, recovery, start
 from linckia_trainer.attempt import AttemptView, ending, heartbeat, stop_on_signal, watching_for_newer
 from linckia_trainer.checks import Checked, check, check_origin, identity
 from linckia_trainer.control.server import serve
 from linckia_trainer.control.token import run_token
+from linckia_trainer.healing import Healer
 from linckia_trainer.local import fetch_local, prepare_folder, set_aside, write_run_file
 from linckia_trainer.log import attempts
 from linckia_trainer.log.chain import RunLog
@@ -153,13 +154,15 @@ def run_attempt(
         hybrid=config.placement.colocation == "all" and standing.on_gpus,
         first_step=log.head() + 1,
     )
+    run.healer = Healer(run, standing.site, partial(recovery.catch_up, run))
     control.run = run
     control.start_seconds = time.monotonic() - began
     progress.message(f"attempt {attempt} started in {control.start_seconds:.0f} s; log head is step {log.head()}")
-    beat = threading.Thread(target=heartbeat, args=(run,), daemon=True)
-    beat.start()
-    with progress, stop_on_signal(run):
-        controller.train(run)
+    with progress, stop_on_signal(run), heartbeat(run):
+        try:
+            controller.train(run)
+        finally:
+            run.healer.close()
     run.metrics.close()
 
 

@@ -3,12 +3,18 @@
 The same few lines serve a first start, a restart after everything was killed, and a step that had to be skipped.
 """
 
+import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from linckia.api.errors import DamagedError, UserError
 from linckia_trainer.algorithms.step import prepare
-from linckia_trainer.groups.group import ActorGroup
+from linckia_trainer.groups.engine_errors import NonFiniteError
+from linckia_trainer.groups.failure import GroupLostError
+from linckia_trainer.groups.group import ActorGroup, Call
+from linckia_trainer.groups.replace import Parts
+from linckia_trainer.healing import healed
 from linckia_trainer.log.chain import Record
 from linckia_trainer.state.choose import Choice, newest_valid, refusals
 from linckia_trainer.state.tiers import RUN_DIRECTORY, StateRef, Tier, list_states
@@ -27,40 +33,86 @@ UPDATE_COLUMNS = (
 def bring_to_head(run: "Run") -> None:
     """Bring every stateful group to the head of the log; each by itself, none rolled back because of another."""
     run.log.refresh()
-    applied = {group.name: restore(run, group) for group in run.stateful}
-    for warning in run.log.verify(needed_after=min(applied.values())):
-        run.warn(warning)
+    healed(run, lambda: catch_up(run, run.stateful), *run.stateful)
+
+
+def catch_up(run: "Run", groups: list[ActorGroup], parts: Parts | None = None) -> None:
+    """The rule for these groups: restore, then replay. A head that turns out not to be finite is skipped for good.
+
+    Raises GroupLostError if one of them is lost meanwhile.
+    """
+    parts = parts or Parts()
+    whole = False
+    while not whole:
+        with parts.part("restore"):
+            applied = {group.name: restore(run, group) for group in groups}
+        with parts.part("replay"):
+            for warning in run.log.verify(needed_after=min(applied.values())):
+                run.warn(warning)
+            whole = replay(run, applied)
+
+
+def replay(run: "Run", applied: dict[str, int]) -> bool:
+    """Apply the records that groups, by name with their applied_step, lack; False if the head had to be skipped."""
     for step in range(min(applied.values()) + 1, run.log.head() + 1):
-        lacking = [name for name, at in applied.items() if at < step]
         record = run.log.read(step)
-        metrics = apply(run, record, lacking)
-        run.applied(record, metrics)
+        calls = [start_applying(run, record, run.group(name)) for name, at in applied.items() if at < step]
+        try:
+            run.applied(record, joined([call.results()[0] for call in calls]))
+        except NonFiniteError as error:
+            if step < run.log.head():
+                raise
+            skip(run, step, error)
+            return False
+    return True
 
 
-def apply(run: "Run", record: Record, groups: list[str] | None = None) -> dict[str, float]:
-    """Send a record to the stateful groups (all, or those named), which fold it into their states."""
+def skip(run: "Run", step: int, error: NonFiniteError) -> None:
+    """The record of ``step``, the head, must not be trained on."""
+    if not run.log.skipped(step):
+        run.warn(f"step {step} is skipped: {error}")
+        run.log.mark_skip(step, str(error))
+
+
+def apply(run: "Run", record: Record) -> dict[str, float]:
+    """Every stateful group folds the record into its state; returns their metrics. Raises NonFiniteError."""
+    run.healer.settle(*run.stateful)
+    calls = [(group, start_applying(run, record, group)) for group in run.stateful]
+    found = []
+    for group, call in calls:
+        try:
+            found.append(call.results()[0])
+        except GroupLostError as loss:
+            run.healer.report(loss)
+            found.append(healed(run, partial(applied_again, run, record, group), group))
+    return joined(found)
+
+
+def applied_again(run: "Run", record: Record, group: ActorGroup) -> dict[str, float]:
+    """A group that was healed stands at the head, so it has the record: it says once more what came of it."""
+    if run.log.skipped(record.step):
+        raise NonFiniteError(f"step {record.step} was not finite when {group.name} replayed it")
+    metrics: dict[str, float] = start_applying(run, record, group).results()[0]
+    return metrics
+
+
+def start_applying(run: "Run", record: Record, group: ActorGroup) -> Call:
+    """Send a record to a stateful group."""
     settings: dict[str, Any] = {
         "step": record.step,
         "previous": record.previous,
         "log_hash": record.log_hash,
         "kl_coefficient": record.header.kl_coefficient,
     }
-    wanted = [group for group in run.stateful if groups is None or group.name in groups]
     if record.skipped:
-        for group in wanted:
-            group.call("apply_record", None, **settings)
-        return {"step/skipped": 1.0}
+        return group.start("apply_record", None, **settings)
     arrays = prepare(record.arrays, vars(record.header), run.config)
-    calls = [
-        group.call_sharded(
-            "apply_record", {name: column for name, column in arrays.items() if name in UPDATE_COLUMNS}, **settings
-        )
-        for group in wanted
-    ]
-    metrics: dict[str, float] = {}
-    for call in calls:
-        metrics |= call.results()[0]
-    return metrics
+    columns = {name: column for name, column in arrays.items() if name in UPDATE_COLUMNS}
+    return group.call_sharded("apply_record", columns, **settings)
+
+
+def joined(metrics: list[dict[str, float]]) -> dict[str, float]:
+    return {name: value for one in metrics for name, value in one.items()}
 
 
 def restore(run: "Run", group: ActorGroup) -> int:
@@ -78,7 +130,7 @@ def restore(run: "Run", group: ActorGroup) -> int:
             return int(at)
         try:
             group.call("restore", choice)
-        except DamagedError as error:
+        except DamagedError as error:  # the next newest state, in whatever tier, serves as well
             run.warn(f"{group.name}: {getattr(error, 'cause', error)}")
             refs = [replace(ref, invalid=str(error)) if ref in choice.refs else ref for ref in refs]
             continue
@@ -104,22 +156,64 @@ def saved_states(run: "Run", group: ActorGroup) -> list[StateRef]:
     return in_memory + list_states([Tier(RUN_DIRECTORY, run.store)], group.name, run.config.run.name)
 
 
-def sync_engines(run: "Run") -> None:
-    """Give every engine the policy's weights; the policy stands at the head of the log.
+def sync_engines(run: "Run", engines: list[ActorGroup] | None = None) -> None:
+    """Give engines (all that stand, or those named) the policy's weights; the policy stands at the head of the log.
 
-    Where they share their GPUs the engines are asleep until now, and the trainer leaves when they have the weights.
+    Where they share their GPUs the engines are asleep until now, and the trainer leaves when they have the weights. An
+    engine that is lost on the way is replaced beside the work; it gets its weights when it is loaded.
     """
+    trained = run.stateful if run.hybrid else [run.policy]
+    while True:
+        run.healer.settle(*trained)
+        standing = run.healer.loaded(run.engines if engines is None else engines)
+        began = time.monotonic()
+        try:
+            losses = give_weights(run, standing)
+        except GroupLostError as loss:  # of the policy: whatever its engines said is because of it
+            run.healer.report(loss)
+            continue
+        for engine_loss in losses:
+            run.healer.report(engine_loss)
+        names = {engine_loss.group for engine_loss in losses}
+        run.healer.refitted([engine for engine in standing if engine.name not in names], time.monotonic() - began)
+        return
+
+
+def give_weights(run: "Run", engines: list[ActorGroup]) -> list[GroupLostError]:
+    losses: list[GroupLostError] = []
 
     def sync() -> None:
-        run.weights.sync(run.log.head(), run.policy, run.engines)
+        losses.extend(run.weights.sync(run.log.head(), run.policy, engines))
 
     if run.hybrid:
-        hybrid.to_engines(run.stateful, run.engines, sync)
+        hybrid.to_engines(run.stateful, engines, sync)
     else:
         sync()
+    return losses
+
+
+def refit(run: "Run") -> None:
+    """While others generate: engines that came back loaded get the weights and join. Never waits for a group.
+
+    Engines that share their GPUs with the trainer wait for the next sync instead.
+    """
+    if run.hybrid or run.healer.returning(run.policy):
+        return
+    stale = [engine for engine in run.healer.loaded(run.engines) if not run.weights.serves(engine, run.log.head())]
+    if stale:
+        sync_engines(run, stale)
+
+
+def await_engine(run: "Run") -> None:
+    """No engine is left: wait for one and give it the weights. Where it shares its GPUs, the whole order runs once."""
+    run.healer.await_one(run.engines)
+    if run.hybrid:
+        take_devices_back(run)
+    sync_engines(run)
 
 
 def take_devices_back(run: "Run") -> None:
     """After generation: where engines and trainer share their GPUs, the engines sleep and the trainer comes back."""
     if run.hybrid:
-        hybrid.to_training(run.stateful, run.engines)
+        engines = run.healer.loaded(run.engines)
+        healed(run, lambda: hybrid.to_training(run.stateful, engines), *run.stateful)

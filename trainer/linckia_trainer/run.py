@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -23,6 +23,9 @@ from linckia_trainer.metrics.progress import RunProgress
 from linckia_trainer.metrics.record import record_metrics
 from linckia_trainer.metrics.sinks import Metrics
 from linckia_trainer.weights.sync import WeightSync
+
+if TYPE_CHECKING:
+    from linckia_trainer.healing import Healer
 
 Batch = dict[str, NDArray[Any]]
 
@@ -67,6 +70,7 @@ class Run:
     tokens_generated: int = 0
     held_out_score: float | None = None
     _carried: tuple[str, Carried] | None = None
+    healer: "Healer" = field(init=False)  # set once the groups stand
 
     @property
     def stateful(self) -> list[ActorGroup]:
@@ -76,6 +80,10 @@ class Run:
     def groups(self) -> list[ActorGroup]:
         single = [self.policy, self.critic, self.reference, self.reward]
         return [group for group in single if group is not None] + self.engines
+
+    def group(self, name: str) -> ActorGroup:
+        """KeyError if the run has no such group."""
+        return {group.name: group for group in self.groups}[name]
 
     @property
     def num_prompts(self) -> int:

@@ -2,12 +2,13 @@
 
 import shutil
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import ray
-
-from linckia_trainer.groups.group import ActorGroup
+from linckia_trainer.groups.failure import GroupLostError
+from linckia_trainer.groups.group import ActorGroup, Call
+from linckia_trainer.healing import healed
 from linckia_trainer.log import attempts
 from linckia_trainer.state.retention import records_to_prune, states_to_delete
 from linckia_trainer.state.tiers import NODE_MEMORY, RUN_DIRECTORY, Tier, list_states
@@ -29,7 +30,7 @@ def finish_saving(run: "Run") -> None:
     wait_until_written(run)
     if run.log.head() >= run.config.run.steps:  # all that lasts is in the run directory: give the memory back
         for group in run.stateful:
-            group.call("release_node_memory")
+            healed(run, partial(group.call, "release_node_memory"), group)
 
 
 def save_beginning(run: "Run") -> None:
@@ -41,7 +42,7 @@ def save_beginning(run: "Run") -> None:
 
 def wait_until_written(run: "Run") -> None:
     for group in run.stateful:
-        group.call("finish_saving", FINISH_SECONDS)
+        healed(run, partial(group.call, "finish_saving", FINISH_SECONDS), group)
 
 
 def save(run: "Run", step: int, last: bool = False) -> None:
@@ -49,12 +50,11 @@ def save(run: "Run", step: int, last: bool = False) -> None:
     tiers = due_tiers(run, step, last)
     if not tiers:
         return
-    calls = [
-        (group, group.start("save", tiers, run.complete_states.setdefault(group.name, []), last))
-        for group in run.stateful
-    ]
-    for group, refs in calls:
-        results = ray.get(refs)
+    # All groups copy at once; one that is lost meanwhile saves when it is healed.
+    run.healer.settle(*run.stateful)
+    calls = {group.name: start_saving(run, group, tiers, last) for group in run.stateful}
+    for group in run.stateful:
+        results = healed_save(run, group, calls[group.name], tiers, last)
         note_written(run, group, [result["written"].get(NODE_MEMORY, -1) for result in results])
         for tier in results[0]["skipped"]:
             run.warn(
@@ -65,6 +65,19 @@ def save(run: "Run", step: int, last: bool = False) -> None:
         run.checkpoint_requested.clear()
         copy_local_files(run.folder, run)
         apply_retention(run)
+
+
+def start_saving(run: "Run", group: ActorGroup, tiers: list[str], last: bool) -> Call:
+    return group.start("save", tiers, run.complete_states.setdefault(group.name, []), last)
+
+
+def healed_save(run: "Run", group: ActorGroup, call: Call, tiers: list[str], last: bool) -> list[dict[str, Any]]:
+    """What each rank says of its saving; asked again of the healed group if the group is lost meanwhile."""
+    try:
+        return call.results()
+    except GroupLostError as loss:
+        run.healer.report(loss)
+        return healed(run, lambda: start_saving(run, group, tiers, last).results(), group)
 
 
 def due_tiers(run: "Run", step: int, last: bool) -> list[str]:

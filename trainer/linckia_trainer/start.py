@@ -1,6 +1,5 @@
 """From a plan to standing groups: placement, actors, rendezvous, models; all roles start side by side."""
 
-import json
 import math
 import os
 import socket
@@ -15,29 +14,28 @@ from linckia.api.errors import UserError
 from linckia.api.names import NAMESPACE, beacon_name
 from linckia.api.plan import Plan, plan
 from linckia_trainer.groups import placement
-from linckia_trainer.groups.group import ActorGroup, start_group
-from linckia_trainer.groups.placement import Placed
+from linckia_trainer.groups.fence import fence
+from linckia_trainer.groups.group import ActorGroup
+from linckia_trainer.groups.replace import STATEFUL, Site, load, note_processes, start
 from linckia_trainer.log import attempts
 from linckia_trainer.log.store import Store
-from linckia_trainer.roles import member_class
 
 Say = Callable[[str], None]
-STATEFUL = ("policy", "critic")
 
 
 @dataclass
 class Standing:
-    """The groups of an attempt and the placement groups they stand in."""
+    """The groups of an attempt, and the site they stand on."""
 
     groups: dict[str, ActorGroup]
-    placed: Placed
+    site: Site
     on_gpus: bool
 
     def remove(self) -> None:
         """Kill every member and give the devices back."""
         for group in self.groups.values():
-            group.kill()
-        placement.release(self.placed)
+            fence(group.members, group.processes)
+        placement.release(self.site.placed)
 
 
 def connect(config: RunConfig, address: str | None) -> Plan:
@@ -112,47 +110,26 @@ def start_groups(config: RunConfig, planned: Plan, store: Store, attempt: int, o
     remove_earlier(run)
     say(f"placing {len(planned.groups)} groups")
     ordered, placed = placement.place(planned, run, config.placement.timeout)
-    standing = Standing({}, placed, ordered.gpus)
+    plans = {group.name: group for group in ordered.groups}
+    site = Site(config, store, attempt, origin, "cuda" if ordered.gpus else "cpu", plans, placed)
+    standing = Standing({}, site, ordered.gpus)
     try:
-        device = "cuda" if ordered.gpus else "cpu"
         # Engines take longest to start: they go first.
-        for group in sorted(ordered.groups, key=lambda one: one.role != "rollout"):
-            generation = attempts.claim_generation(store, group.name)
-            standing.groups[group.name] = start_group(
-                member_class(group.role),
-                group,
-                placed,
-                run,
-                attempt,
-                generation,
-                device,
-                config.recovery.orphan_timeout,
-            )
+        for name in sorted(plans, key=lambda one: plans[one].role != "rollout"):
+            standing.groups[name] = start(site, name)
         say(f"loading models: {', '.join(standing.groups)}")
-        load_all(config, list(standing.groups.values()), origin)
+        # All start loading before any trained group waits for its members to meet.
+        groups = sorted(standing.groups.values(), key=lambda group: group.name in STATEFUL)
+        for call in [call for group in groups for call in load(site, group)]:
+            call.results()
         if config.storage.node_memory is not None:
             check_node_memory(config, [standing.groups[name] for name in STATEFUL if name in standing.groups])
-        for started in standing.groups.values():
-            write_pids(store, started)
+        for group in groups:
+            note_processes(store, group)
     except BaseException:
         standing.remove()
         raise
     return standing
-
-
-def load_all(config: RunConfig, groups: list[ActorGroup], origin: str) -> None:
-    """Rendezvous of the trained groups, then ``load`` everywhere at once."""
-    loads = []
-    trained = [group for group in groups if group.name in STATEFUL]
-    for group in groups:
-        if group not in trained:
-            loads += group.start("load", config)
-    for group in trained:
-        host, port = ray.get(group.members[0].invoke.remote(group.attempt, group.generation, "open_rendezvous"))
-        group.start("join", host, port, config.recovery.collective_timeout)
-        group.start("load", config)
-        loads += group.start("begin", config, origin)
-    ray.get(loads)
 
 
 def check_node_memory(config: RunConfig, stateful: list[ActorGroup]) -> None:
@@ -168,13 +145,3 @@ def check_node_memory(config: RunConfig, stateful: list[ActorGroup]) -> None:
                     f"the states of one node take up to {needs[node] / 1e9:.1f} GB there and {free / 1e9:.1f} GB are free",
                     "free or enlarge it, or set storage.node_memory: null to keep states in the run directory alone",
                 )
-
-
-def write_pids(store: Store, group: ActorGroup) -> None:
-    """What has to be gone once this generation is fenced: (node, pid, start time) of every process of it."""
-    processes = [
-        {"node": status["node_ip"], "pid": process["pid"], "start_time": process["start_time"]}
-        for status in group.status()
-        for process in status["processes"]
-    ]
-    store.put(f"generations/{group.name}/{group.generation}.pids", json.dumps(processes).encode())

@@ -336,6 +336,12 @@ class Recovery(Section):
     collective_timeout: Annotated[float, Field(gt=0)] = free(
         "seconds one torch.distributed collective may take", default=600
     )
+    max_restarts_per_step: Annotated[int, Field(ge=1)] = free(
+        "how often one fault may strike within one step before the run stops", default=5
+    )
+    back_off_seconds: Annotated[float, Field(ge=0)] = free(
+        "wait before the second restart of a group within one step; doubles each time", default=1.0
+    )
 
 
 class Metrics(Section):

@@ -3,13 +3,17 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import ray
 
+from linckia_trainer import recovery
 from linckia_trainer.experience.prompts import step_positions
 from linckia_trainer.experience.seeds import derive_seed
 from linckia_trainer.experience.trajectory import SampleRequest, Trajectory
+from linckia_trainer.groups.failure import GroupLostError
+from linckia_trainer.groups.group import ActorGroup, Call
 from linckia_trainer.log import spool
 
 if TYPE_CHECKING:
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
 Finished = Callable[[list[Trajectory]], None]
 TAKE_SECONDS = 2.0
+LOOK_SECONDS = 0.2  # how often an engine that is loaded again is looked for
 
 
 def generate(run: "Run", step: int) -> list[Trajectory]:
@@ -51,44 +56,95 @@ def spooled(run: "Run", step: int) -> dict[tuple[int, int], Trajectory]:
     return {key: trajectory for key, trajectory in found.items() if key in wanted}
 
 
+@dataclass
+class Desk:
+    """What one generation of an engine was given and has not answered yet, and the calls to it that are on their way."""
+
+    engine: ActorGroup
+    generation: int
+    asked: dict[tuple[int, int], SampleRequest] = field(default_factory=dict)
+    submits: list[Call] = field(default_factory=list)
+    take: Call | None = None
+
+
 def sample(run: "Run", requests: Iterable[SampleRequest], finished: Finished | None = None) -> list[Trajectory]:
-    """Sample every request on the ready engines; ``finished`` hears of answers as they come."""
+    """Sample every request on the engines that stand; ``finished`` hears of answers as they come.
+
+    What a lost engine has not answered goes to the others at once. An engine that comes back joins when it has the weights.
+    """
     queue = deque(requests)
-    capacity = run.config.rollout.max_num_seqs
-    busy = [0] * len(run.engines)
-    takes: dict[Any, int] = {}
-    submits: dict[int, list[Any]] = {}
+    desks: dict[str, Desk] = {}
     trajectories: list[Trajectory] = []
-    while queue or any(busy):
-        for number, refs in _hand_out(run, queue, busy, capacity).items():
-            submits.setdefault(number, []).extend(refs)
-        for number, load in enumerate(busy):
-            if load and number not in takes.values():
-                worth = max(1, capacity // 4) if queue else capacity
-                takes[run.engines[number].start("take", worth, TAKE_SECONDS)[0]] = number
-        ready, _ = ray.wait(list(takes), num_returns=1)
-        for ref in ready:
-            number = takes.pop(ref)
-            ray.get(submits.pop(number, []))  # a refused prompt is an error, not an answer that never comes
-            answers: list[Trajectory] = ray.get(ref)
-            busy[number] -= len(answers)
+    while queue or desks:
+        for desk in [desk for desk in desks.values() if desk.engine.generation != desk.generation]:
+            take_back(desk, desks, queue)
+        recovery.refit(run)
+        hand_out(run, queue, desks)
+        if not desks:
+            recovery.await_engine(run)
+            continue
+        for desk in await_answers(run, desks, more=bool(queue)):
+            try:
+                answers = collect(desk)
+            except GroupLostError as loss:
+                run.healer.report(loss)
+                take_back(desk, desks, queue)
+                continue
             trajectories.extend(answers)
             run.count_tokens(sum(len(answer.answer_tokens) for answer in answers))
             if finished is not None:
                 finished(answers)
+            if not desk.asked:
+                del desks[desk.engine.name]
     return trajectories
 
 
-def _hand_out(run: "Run", queue: deque[SampleRequest], busy: list[int], capacity: int) -> dict[int, list[Any]]:
-    """Give queued requests to the least-loaded engines, one call per engine; returns the calls by engine."""
-    shares: list[list[SampleRequest]] = [[] for _ in busy]
-    while queue:
-        number = min(range(len(busy)), key=busy.__getitem__)
-        if busy[number] >= capacity:
+def take_back(desk: Desk, desks: dict[str, Desk], queue: deque[SampleRequest]) -> None:
+    """A lost engine's unanswered requests go to the front of the queue."""
+    del desks[desk.engine.name]
+    queue.extendleft(reversed(desk.asked.values()))
+
+
+def hand_out(run: "Run", queue: deque[SampleRequest], desks: dict[str, Desk]) -> None:
+    """Give queued requests to the least-loaded engines that serve, one call per engine."""
+    serving = [engine for engine in run.healer.loaded(run.engines) if run.weights.serves(engine, run.log.head())]
+    load = {engine.name: len(desks[engine.name].asked) if engine.name in desks else 0 for engine in serving}
+    shares: dict[str, list[SampleRequest]] = {engine.name: [] for engine in serving}
+    while queue and load:
+        name = min(load, key=load.__getitem__)
+        if load[name] >= run.config.rollout.max_num_seqs:
             break
-        shares[number].append(queue.popleft())
-        busy[number] += 1
-    return {number: run.engines[number].start("submit", share) for number, share in enumerate(shares) if share}
+        shares[name].append(queue.popleft())
+        load[name] += 1
+    for engine in serving:
+        if share := shares[engine.name]:
+            desk = desks.setdefault(engine.name, Desk(engine, engine.generation))
+            desk.asked |= {(request.position, request.sample): request for request in share}
+            desk.submits.append(engine.start("submit", share))
+
+
+def await_answers(run: "Run", desks: dict[str, Desk], more: bool) -> list[Desk]:
+    """Ask every engine for what it has finished; returns those whose call came back first, if any did for a while."""
+    capacity = run.config.rollout.max_num_seqs
+    for desk in desks.values():
+        if desk.take is None:
+            desk.take = desk.engine.start("take", max(1, capacity // 4) if more else capacity, TAKE_SECONDS)
+    refs = {ref: desk for desk in desks.values() if desk.take is not None for ref in desk.take}
+    ready, _ = ray.wait(list(refs), num_returns=1, timeout=LOOK_SECONDS)
+    return [refs[ref] for ref in ready]
+
+
+def collect(desk: Desk) -> list[Trajectory]:
+    """The answers that came back. GroupLostError if the engine is lost."""
+    call, desk.take = desk.take, None
+    submits, desk.submits = desk.submits, []
+    for submit in submits:
+        submit.results()  # a refused prompt is an error, not an answer that never comes
+    assert call is not None
+    answers: list[Trajectory] = call.results()[0]
+    for answer in answers:
+        del desk.asked[answer.key]
+    return answers
 
 
 class Spool:

@@ -6,6 +6,7 @@ from linckia.api.errors import UserError
 from linckia_trainer.experience.batching import object_column, unshard
 from linckia_trainer.experience.prompts import PromptSet
 from linckia_trainer.experience.rewards import RewardError
+from linckia_trainer.healing import Asked
 
 if TYPE_CHECKING:
     from linckia_trainer.run import Batch, Run
@@ -39,7 +40,7 @@ def score_rewards(run: "Run", batch: "Batch", prompts: PromptSet) -> tuple["Batc
 
 
 def _score(run: "Run", columns: "Batch") -> tuple["Batch", tuple[str, ...]]:
-    call = run.reward.call_sharded("score", columns, pad_rows=False)
+    call = Asked(run, run.reward, "score", columns, pad_rows=False)
     timeout = run.config.reward.timeout
     try:
         results = call.results(timeout)
@@ -49,5 +50,5 @@ def _score(run: "Run", columns: "Batch") -> tuple["Batch", tuple[str, ...]]:
             "raise it, or make the reward faster",
         ) from error  # fmt: skip
     names = tuple(results[0].names)
-    joined = unshard([{"rewards": one.rewards, "reward_parts": one.parts} for one in results], call.rows)
+    joined = unshard([{"rewards": one.rewards, "reward_parts": one.parts} for one in results], call.call.rows)
     return joined, names

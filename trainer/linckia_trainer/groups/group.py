@@ -1,7 +1,7 @@
 """``ActorGroup``: the members of one group as one thing to call."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from linckia.api.names import NAMESPACE, actor_name
 from linckia.api.plan import GroupPlan, MemberPlan
 from linckia_trainer.experience.batching import shard, unshard
+from linckia_trainer.groups.failure import PROCESS, GroupLostError, lost
 from linckia_trainer.groups.member import Identity
 from linckia_trainer.groups.placement import Placed
 
 Arrays = dict[str, NDArray[Any]]
+DEATH_SECONDS = 1.0  # within which a death is known that made the others of its world fail
 
 
 class ActorGroup:
-    """One generation of a group: its Ray actors in rank order.
+    """The Ray actors of a group's current generation, in rank order.
 
     ``duplicate_actors`` members in a row work on the same rows (one ring-attention or tensor-parallel set): they get
     the same slice and count once in the result.
@@ -30,23 +32,43 @@ class ActorGroup:
     ) -> None:
         assert len(members) % duplicate_actors == 0, f"{len(members)} members in sets of {duplicate_actors}"
         self.name = name
-        self.members = list(members)
         self.attempt = attempt
-        self.generation = generation
+        self.incarnation = (generation, list(members))  # one value, so that no thread sees half of a replacement
         self.duplicate_actors = duplicate_actors
+        self.processes: list[dict[str, Any]] = []  # what a fence has to see gone
+
+    @property
+    def generation(self) -> int:
+        return self.incarnation[0]
+
+    @property
+    def members(self) -> list[Any]:
+        return self.incarnation[1]
+
+    def become(self, successor: "ActorGroup") -> None:
+        """From now on this group is ``successor``, its next generation."""
+        self.incarnation, self.processes = successor.incarnation, successor.processes
 
     @property
     def num_shards(self) -> int:
         return len(self.members) // self.duplicate_actors
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """``method`` on all members with the same arguments; their results in rank order."""
-        results: list[Any] = ray.get(self.start(method, *args, **kwargs))
-        return results
+        """``method`` on all members with the same arguments; their results in rank order. GroupLostError if one is lost."""
+        return self.start(method, *args, **kwargs).results()
 
-    def start(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """``call`` without waiting: the object refs in rank order."""
-        return [member.invoke.remote(self.attempt, self.generation, method, *args, **kwargs) for member in self.members]
+    def start(self, method: str, *args: Any, **kwargs: Any) -> "Call":
+        """``call`` without waiting."""
+        generation, members = self.incarnation
+        refs = [member.invoke.remote(self.attempt, generation, method, *args, **kwargs) for member in members]
+        return Call(self.name, generation, refs)
+
+    def first(self, method: str, *args: Any) -> Any:
+        """``method`` on rank 0 alone; its result."""
+        generation, members = self.incarnation
+        return Call(
+            self.name, generation, [members[0].invoke.remote(self.attempt, generation, method, *args)]
+        ).results()[0]
 
     def call_sharded(self, method: str, batch: Arrays, *args: Any, pad_rows: bool = True, **kwargs: Any) -> "Sharded":
         """``method`` on each data-parallel member with its slice of ``batch``; returns at once.
@@ -54,37 +76,85 @@ class ActorGroup:
         Slices are balanced by tokens and never empty; with ``pad_rows`` each has equally many rows, filled up with rows
         of no weight. Each slice is put once in the object store.
         """
+        generation, members = self.incarnation
         shards, rows = shard(batch, self.num_shards, pad_rows)
         refs = []
         for index, part in enumerate(shards):
             slice_ref = ray.put(part)
             first = index * self.duplicate_actors
-            for member in self.members[first : first + self.duplicate_actors]:
-                refs.append(member.invoke.remote(self.attempt, self.generation, method, slice_ref, *args, **kwargs))
-        return Sharded(refs, rows, self.duplicate_actors)
+            for member in members[first : first + self.duplicate_actors]:
+                refs.append(member.invoke.remote(self.attempt, generation, method, slice_ref, *args, **kwargs))
+        return Sharded(self.name, generation, refs, rows, self.duplicate_actors)
+
+    def ask_status(self) -> "Call":
+        """Every member's status, through the control group: answered while a call runs."""
+        generation, members = self.incarnation
+        return Call(self.name, generation, [member.status.remote(self.attempt) for member in members])
 
     def status(self) -> list[dict[str, Any]]:
-        """Every member's status, through the control group: answered while a call runs."""
-        results: list[dict[str, Any]] = ray.get([member.status.remote(self.attempt) for member in self.members])
-        return results
+        """``ask_status``, waited for."""
+        return self.ask_status().results()
 
     def kill(self) -> None:
         for member in self.members:
             ray.kill(member)
 
 
-class Sharded:
+class Call:
+    """A call to every member, on its way; iterates over its object refs in rank order."""
+
+    def __init__(self, group: str, generation: int, refs: list[Any]) -> None:
+        self.group = group
+        self.generation = generation
+        self.refs = refs
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.refs)
+
+    def results(self, timeout: float | None = None) -> list[Any]:
+        """One result per member, as soon as all are there or one has failed.
+
+        Raises GroupLostError if a member died, or raised what a restart may mend; TimeoutError (Ray's own) after ``timeout``
+        seconds; else what the member raised.
+        """
+        try:
+            results: list[Any] = ray.get(self.refs, timeout=timeout)
+        except Exception as error:
+            found = self._loss(error)
+            if found is None:
+                raise
+            raise found from error
+        return results
+
+    def _loss(self, error: Exception) -> GroupLostError | None:
+        """A member that died is the cause of what the others of its world then raise: look for the death first."""
+        found = lost(self.group, self.generation, error)
+        if found is None or found.kind == PROCESS:
+            return found
+        done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=DEATH_SECONDS, fetch_local=False)
+        for ref in done:
+            try:
+                ray.get(ref)
+            except Exception as other:  # noqa: BLE001 - told apart by ``lost``
+                death = lost(self.group, self.generation, other)
+                if death is not None and death.kind == PROCESS:
+                    return death
+        return found
+
+
+class Sharded(Call):
     """A ``call_sharded`` on its way."""
 
-    def __init__(self, refs: list[Any], rows: list[NDArray[np.int64]], duplicate_actors: int) -> None:
-        self.refs = refs
+    def __init__(
+        self, group: str, generation: int, refs: list[Any], rows: list[NDArray[np.int64]], duplicate_actors: int
+    ) -> None:
+        super().__init__(group, generation, refs)
         self.rows = rows
         self.duplicate_actors = duplicate_actors
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """One result per slice, in order. TimeoutError (Ray's own) after ``timeout`` seconds."""
-        results: list[Any] = ray.get(self.refs, timeout=timeout)
-        return results[:: self.duplicate_actors]
+        """One result per slice, in order."""
+        return super().results(timeout)[:: self.duplicate_actors]
 
     def rows_joined(self) -> dict[str, NDArray[Any]]:
         """Per-row results in the batch's row order, without the padding rows."""

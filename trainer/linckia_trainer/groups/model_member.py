@@ -33,6 +33,7 @@ class ModelMember(Member):
         self.applied_step = 0
         self.log_hash = ""
         self.dirty = False
+        self.last_metrics: dict[str, float] = {}
 
     def load(self, config: RunConfig) -> None:
         """Build the model as state 0 has it."""
@@ -72,7 +73,7 @@ class ModelMember(Member):
     ) -> dict[str, float]:
         """Fold record ``step`` in; ``arrays`` is None for a step that is skipped. Applying it again changes nothing."""
         if self.applied_step == step and self.log_hash == log_hash and not self.dirty:
-            return {}
+            return self.last_metrics
         assert not self.dirty, f"{self.identity.name} is dirty at step {self.applied_step}"
         assert (step, previous) == (self.applied_step + 1, self.log_hash), (
             f"{self.identity.name} stands at step {self.applied_step} {self.log_hash}, not before {step} {previous}"
@@ -81,7 +82,7 @@ class ModelMember(Member):
         if arrays is not None:
             self.dirty = True
             metrics = self.update(arrays, step, kl_coefficient)
-        self.applied_step, self.log_hash, self.dirty = step, log_hash, False
+        self.applied_step, self.log_hash, self.dirty, self.last_metrics = step, log_hash, False, metrics
         return metrics
 
     def save(self, tiers: list[str], keep: list[int], wait: bool = False) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class ModelMember(Member):
         assert self.saver is not None
         with self.saver.extracted(choice.refs[self.identity.rank]) as folder:
             self.load_state(folder)
-        self.applied_step, self.log_hash, self.dirty = choice.step, choice.log_hash, False
+        self.applied_step, self.log_hash, self.dirty, self.last_metrics = choice.step, choice.log_hash, False, {}
 
     def load_state(self, folder: Path) -> None:
         from linckia_trainer.groups.engine import load_checkpoint

@@ -114,14 +114,14 @@ class PolicyMember(ModelMember):
         return self.sender.invite(engines, config.rollout.tensor_parallel_size)
 
     def connect_engines(self) -> None:
-        """Meet the invited engines; ConnectionError names those that did not come."""
+        """Meet the invited engines; EnginesLostError names those that did not come."""
         assert self.sender is not None, "open_transfer comes first"
         raise_lost(self.sender.connect())
 
     def send_weights(self) -> None:
         """Send all weights to the engines of the round. Collective: every rank gathers, rank 0 sends.
 
-        Raises ConnectionError that names the engines that were lost on the way; the others have the weights then.
+        Raises EnginesLostError that names the engines that were lost on the way; the others have the weights then.
         """
         assert self.sender is not None, "open_transfer comes first"
         raise_lost(self.sender.send(self.gather))

@@ -7,8 +7,6 @@ because together they would need room for both while the trainer's copies are st
 
 from collections.abc import Callable, Sequence
 
-import ray
-
 from linckia_trainer.groups.group import ActorGroup
 
 DISCARD_WEIGHTS = 2  # vLLM's sleep level that keeps no copy: the next sync brings new weights anyway
@@ -31,4 +29,5 @@ def to_training(trained: Sequence[ActorGroup], engines: Sequence[ActorGroup]) ->
 
 def on_all(groups: Sequence[ActorGroup], method: str, *arguments: object) -> None:
     """One method of several groups at once."""
-    ray.get([ref for group in groups for ref in group.start(method, *arguments)])
+    for call in [group.start(method, *arguments) for group in groups]:
+        call.results()

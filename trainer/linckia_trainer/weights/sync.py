@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-import ray
-
 from linckia.api.config import RunConfig
-from linckia_trainer.groups.group import ActorGroup
+from linckia_trainer.groups.engine_errors import EnginesLostError
+from linckia_trainer.groups.failure import GroupLostError
+from linckia_trainer.groups.group import ActorGroup, Call
 
 
 class WeightSync:
@@ -17,33 +17,68 @@ class WeightSync:
         self.connected: tuple[int, list[str]] = (0, [])
         self.served: dict[str, tuple[int, int]] = {}
 
-    def sync(self, step: int, policy: ActorGroup, engines: Sequence[ActorGroup]) -> None:
-        """Bring every engine to (step, policy generation); the policy stands at ``step``."""
+    def serves(self, engine: ActorGroup, step: int) -> bool:
+        """Whether an engine holds the weights after ``step``, of whichever policy generation."""
+        return self.served.get(key_of(engine), (-1, 0))[0] == step
+
+    def sync(self, step: int, policy: ActorGroup, engines: Sequence[ActorGroup]) -> list[GroupLostError]:
+        """Bring every engine to (step, policy generation); the policy stands at ``step``.
+
+        Returns the engines that were lost; the others have the weights. Raises GroupLostError if the policy is lost: its
+        engines then keep the weights they had and are stale.
+        """
         version = (step, policy.generation)
         stale = [engine for engine in engines if self.served.get(key_of(engine)) != version]
         if not stale:
-            return
+            return []
         if step == 0 and not self.first_weights_travel:
-            waits = [ref for engine in stale for ref in engine.start("assume_weights", *version)]
-        else:
-            self._connect(policy, stale)
-            sends = policy.start("send_weights")
-            waits = [ref for engine in stale for ref in engine.start("receive_weights", *version)]
-            waits += sends
-        ray.get(waits)
-        self.served.update({key_of(engine): version for engine in stale})
+            return self._served([(engine, engine.start("assume_weights", *version)) for engine in stale], version)
+        losses = self._connect(policy, stale)
+        gone = {loss.group for loss in losses}
+        joined = [engine for engine in stale if engine.name not in gone]
+        send = policy.start("send_weights")
+        receives = [(engine, engine.start("receive_weights", *version)) for engine in joined]
+        await_sender(send)
+        return losses + self._served(receives, version)
 
-    def _connect(self, policy: ActorGroup, engines: Sequence[ActorGroup]) -> None:
+    def _served(self, calls: list[tuple[ActorGroup, Call]], version: tuple[int, int]) -> list[GroupLostError]:
+        losses = failed(calls)
+        gone = {loss.group for loss in losses}
+        self.served |= {key_of(engine): version for engine, _ in calls if engine.name not in gone}
+        return losses
+
+    def _connect(self, policy: ActorGroup, engines: Sequence[ActorGroup]) -> list[GroupLostError]:
         """A new round whenever its members changed: NCCL has one communicator over all of them."""
         round_of = (policy.generation, [key_of(engine) for engine in engines])
         if round_of == self.connected:
-            return
+            return []
         self.connected = (0, [])
         invitations = policy.call("open_transfer", round_of[1])[0]
-        waits = [ref for engine in engines for ref in engine.start("open_transfer", invitations[key_of(engine)])]
-        waits += policy.start("connect_engines")
-        ray.get(waits)
-        self.connected = round_of
+        meetings = [(engine, engine.start("open_transfer", invitations[key_of(engine)])) for engine in engines]
+        await_sender(policy.start("connect_engines"))
+        losses = failed(meetings)
+        if not losses:
+            self.connected = round_of
+        return losses
+
+
+def await_sender(call: Call) -> None:
+    """The policy's side of a transfer. That engines were lost on the way is theirs to say, and no fault of the policy."""
+    try:
+        call.results()
+    except EnginesLostError:
+        return
+
+
+def failed(calls: list[tuple[ActorGroup, Call]]) -> list[GroupLostError]:
+    """Wait for every call; the losses among them."""
+    losses = []
+    for _, call in calls:
+        try:
+            call.results()
+        except GroupLostError as loss:
+            losses.append(loss)
+    return losses
 
 
 def key_of(engine: ActorGroup) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from linckia.api.config import RunConfig
 from linckia.api.errors import UserError
+from linckia_trainer.groups.engine_errors import EnginesLostError
 from linckia_trainer.weights.buckets import Parameter, buckets
 from linckia_trainer.weights.vllm_plugin import BACKEND as GLOO
 
@@ -97,9 +98,9 @@ def gathered(
 
 
 def raise_lost(lost: Mapping[str, str]) -> None:
-    """ConnectionError that names the engines that were lost on the way."""
+    """EnginesLostError that names the engines that were lost on the way."""
     if lost:
-        raise ConnectionError("; ".join(f"engine {engine}: {reason}" for engine, reason in lost.items()))
+        raise EnginesLostError("; ".join(f"engine {engine}: {reason}" for engine, reason in lost.items()))
 
 
 def transfer_backend(config: RunConfig, device: str) -> str:

@@ -1,0 +1,100 @@
+"""A live run as seen and struck from outside: its control API, its processes, signals."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from local import tiny
+
+from linckia.api.access import find_token, read_run_file
+from linckia.api.names import TOKEN_HEADER
+
+START_SECONDS = 300
+View = dict[str, Any]
+
+
+class Live:
+    """One ``linckia train`` of the run that is named like the folder ``place``."""
+
+    def __init__(self, place: Path, config: Path, *arguments: str) -> None:
+        self.place = place
+        self.output = place / "output.txt"
+        with self.output.open("ab") as log:
+            self.process = subprocess.Popen(
+                tiny.command(config, *arguments),
+                cwd=place,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "PWD": str(place)},
+            )
+
+    def view(self) -> View | None:
+        """``GET /v1/run``; None while nothing answers."""
+        file = read_run_file(self.place / "runs" / self.place.name)
+        if file is None or file.pid != self.process.pid:
+            return None
+        try:
+            return httpx.get(
+                f"http://{file.api_address}/v1/run",
+                headers={TOKEN_HEADER: find_token(self.place.name) or ""},
+                timeout=10,
+            ).json()
+        except httpx.HTTPError:
+            return None
+
+    def await_view(self, condition: Callable[[View], bool], what: str, seconds: float = START_SECONDS) -> View:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"ended before {what}: {self.said()}"
+            view = self.view()
+            if view is not None and condition(view):
+                return view
+            time.sleep(0.002)
+        raise AssertionError(f"never seen: {what}; {self.said()}")
+
+    def finish(self, seconds: float = START_SECONDS) -> int:
+        """Wait for its end; the exit code."""
+        return self.process.wait(timeout=seconds)
+
+    def said(self) -> str:
+        return self.output.read_text()[-4000:]
+
+    def kill(self) -> None:
+        """SIGKILL the controller, Ray and every member."""
+        if self.process.poll() is not None:
+            return
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        for one in [psutil.Process(self.process.pid), *family]:
+            try:
+                one.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait(timeout=30)
+        psutil.wait_procs(family, timeout=30)
+
+
+def pid_of(view: View, group: str, rank: int = 0) -> int:
+    return int(view["groups"][group]["members"][rank]["pid"])
+
+
+def stands(view: View, group: str) -> bool:
+    """Whether a group's members are those of its present generation, and were heard of."""
+    shown = view["groups"][group]
+    return bool(shown["members"]) and all(one["generation"] == shown["generation"] for one in shown["members"])
+
+
+def left_running(place: Path) -> list[str]:
+    """Command lines of processes that a run in ``place`` left behind."""
+    left = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if (process.info["environ"] or {}).get("PWD", "").startswith(str(place)) or str(place) in words:
+            left.append(words)
+    return left

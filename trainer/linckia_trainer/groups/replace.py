@@ -1,0 +1,130 @@
+"""One lost generation becomes the next: fenced, placed, started, joined, loaded. Restoring its state comes after."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from linckia.api.config import RunConfig
+from linckia.api.errors import UserError
+from linckia.api.plan import GroupPlan
+from linckia_trainer.groups.fence import fence
+from linckia_trainer.groups.group import ActorGroup, start_group
+from linckia_trainer.groups.placement import Placed
+from linckia_trainer.log import attempts
+from linckia_trainer.log.store import Store
+from linckia_trainer.roles import member_class
+
+STATEFUL = ("policy", "critic")
+
+
+@dataclass
+class Site:
+    """Where a run's groups stand, and what a member needs to be started there."""
+
+    config: RunConfig
+    store: Store
+    attempt: int
+    origin: str
+    device: str
+    plans: dict[str, GroupPlan]
+    placed: Placed
+
+
+@dataclass
+class Parts:
+    """Seconds by part of one recovery, in the order of the path."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+
+
+def start(site: Site, name: str) -> ActorGroup:
+    """Start the members of the next generation of a group in their bundles, without waiting for them."""
+    generation = attempts.claim_generation(site.store, name)
+    return start_group(
+        member_class(site.plans[name].role),
+        site.plans[name],
+        site.placed,
+        site.config.run.name,
+        site.attempt,
+        generation,
+        site.device,
+        site.config.recovery.orphan_timeout,
+    )
+
+
+def replace(site: Site, group: ActorGroup, parts: Parts, forming: Callable[[ActorGroup], None]) -> ActorGroup:
+    """Fence ``group`` and bring up its next generation with its models loaded; ``forming`` hears of it at once.
+
+    Raises GroupLostError of the new generation if it is lost on the way, UserError if no place is found for it in time.
+    """
+    with parts.part("fence"):
+        fence(group.members, group.processes)
+    with parts.part("place"):
+        successor = start(site, group.name)
+        forming(successor)
+    try:
+        with parts.part("start"):
+            await_members(site, successor)
+            note_processes(site.store, successor)
+        with parts.part("rendezvous"):
+            loading = load(site, successor)
+        with parts.part("load"):
+            for call in loading:
+                call.results()
+            note_processes(site.store, successor)
+    except BaseException:
+        fence(successor.members, successor.processes)
+        raise
+    return successor
+
+
+def await_members(site: Site, group: ActorGroup) -> None:
+    """Wait until every member's process runs; UserError that says what the cluster lacks if one finds no place."""
+    timeout = site.config.placement.timeout
+    statuses = group.ask_status()
+    _, waiting = ray.wait(statuses.refs, num_returns=len(statuses.refs), timeout=timeout)
+    if waiting:
+        raise UserError(
+            "placement.timeout",
+            timeout,
+            f"{len(waiting)} of {len(statuses.refs)} members of {group.name} found no place in that time after theirs was lost; "
+            f"the cluster has {ray.available_resources()} free",
+            "give the cluster a node in place of the one it lost, and type the same command again",
+        )
+    statuses.results()
+
+
+def load(site: Site, group: ActorGroup) -> list[Any]:
+    """Rendezvous of a trained group, then ``load``; returns the calls that are on their way."""
+    config = site.config
+    if group.name not in STATEFUL:
+        return [group.start("load", config)]
+    host, port = group.first("open_rendezvous")
+    return [
+        group.start("join", host, port, config.recovery.collective_timeout),
+        group.start("load", config),
+        group.start("begin", config, site.origin),
+    ]
+
+
+def note_processes(store: Store, group: ActorGroup) -> None:
+    """What has to be gone once this generation is fenced: (node, pid, start time) of every process of it."""
+    group.processes = [
+        {"node": status["node_ip"], "node_id": status["node_id"], **process}
+        for status in group.status()
+        for process in status["processes"]
+    ]
+    store.put(f"generations/{group.name}/{group.generation}.pids", json.dumps(group.processes).encode())

@@ -1,0 +1,243 @@
+"""Healing: a lost group is replaced beside the running work, brought to the head of the log, and the stage goes on.
+
+Whoever sees a loss reports it: a call that failed, or the watcher. The replacement runs in a thread up to loaded models;
+what touches the log (restore, replay, refit) is done by the main thread when it next needs the group. A report fences
+first, and the fence ends whatever call still waits for a member that hangs: so nobody needs to wait with a time limit.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from linckia.api.errors import UserError
+from linckia.api.names import role_of
+from linckia.decide.budget import Failure, Stop, next_restart
+from linckia_trainer.experience.batching import unshard
+from linckia_trainer.groups.failure import OBJECT, GroupLostError
+from linckia_trainer.groups.fence import fence
+from linckia_trainer.groups.group import ActorGroup, Sharded
+from linckia_trainer.groups.replace import Parts, Site, replace
+from linckia_trainer.log import recoveries
+from linckia_trainer.log.recoveries import Recovery
+
+if TYPE_CHECKING:
+    from linckia_trainer.run import Run
+
+Result = TypeVar("Result")
+CatchUp = Callable[[list[ActorGroup], Parts], None]
+
+
+class UnhealableError(UserError):
+    """A loss that no further restart would mend. States and log are kept."""
+
+    fingerprint = ""
+
+
+@dataclass
+class Job:
+    """The replacement of one group, from the report of its loss until it is back at work."""
+
+    loss: GroupLostError
+    step: int
+    stage: str
+    reported: float  # seconds since 1970
+    began: float = field(default_factory=time.monotonic)
+    parts: Parts = field(default_factory=Parts)
+    forming: ActorGroup | None = None
+    done: "Future[None]" = field(default_factory=Future)
+    number: int = 0  # of the loss it began with
+
+
+class Healer:
+    """What is being replaced, and what was. ``catch_up`` brings trained groups to the head of the log."""
+
+    def __init__(self, run: "Run", site: Site, catch_up: CatchUp) -> None:
+        self.run = run
+        self.site = site
+        self.catch_up = catch_up
+        self.lock = threading.RLock()
+        self.jobs: dict[str, Job] = {}
+        self.failures: list[Failure] = recoveries.failures(site.store)
+        self.finished: list[Recovery] = []
+        self.unhealable: UnhealableError | None = None
+        self.closed = False
+        self.pool = ThreadPoolExecutor(max_workers=max(4, len(run.groups)), thread_name_prefix="heal")
+
+    def report(self, loss: GroupLostError) -> None:
+        """A generation of a group is lost; may be said by any thread, any number of times. Returns at once."""
+        group = self.run.group(loss.group)
+        with self.lock:
+            job = self.jobs.get(group.name)
+            if self.closed or (job is None and loss.generation != group.generation) or loss.kind == OBJECT:
+                return
+            if job is not None:
+                if job.forming is not None and loss.generation == job.forming.generation and not job.done.done():
+                    self.pool.submit(fence, job.forming.members, job.forming.processes)  # its job sees it fail
+                return
+            job = Job(loss, self.run.step, self.run.stage_name, time.time())
+            self.jobs[group.name] = job
+            self.run.progress.message(f"{loss}; it is replaced")
+            self.pool.submit(self._work, group, job)
+
+    def returning(self, group: ActorGroup) -> bool:
+        """Whether a group is being replaced and not loaded yet."""
+        with self.lock:
+            job = self.jobs.get(group.name)
+            return job is not None and not job.done.done()
+
+    def settle(self, *groups: ActorGroup) -> None:
+        """Wait until these groups stand: the trained ones at the head of the log. Main thread only.
+
+        Raises UnhealableError when a loss must not be answered by another restart, UserError when there is no place.
+        """
+        for group in groups:
+            while (job := self.jobs.get(group.name)) is not None:
+                job.done.result()
+                try:
+                    if group in self.run.stateful:
+                        self.catch_up([group], job.parts)
+                except GroupLostError as loss:
+                    self._again(group, job, loss)
+                else:
+                    self._finish(group, job)
+        if self.unhealable is not None:
+            raise self.unhealable
+
+    def loaded(self, engines: list[ActorGroup]) -> list[ActorGroup]:
+        """Of these engines those that stand, or are loaded and lack nothing but weights. Raises like ``settle``."""
+        for engine in engines:
+            job = self.jobs.get(engine.name)
+            if job is not None and job.done.done():
+                job.done.result()
+        if self.unhealable is not None:
+            raise self.unhealable
+        return [engine for engine in engines if not self.returning(engine)]
+
+    def refitted(self, engines: list[ActorGroup], seconds: float) -> None:
+        """These engines have their weights: those that were being replaced are back."""
+        for engine in engines:
+            job = self.jobs.get(engine.name)
+            if job is not None and job.done.done():
+                job.parts.seconds["refit"] = seconds
+                self._finish(engine, job)
+
+    def await_one(self, engines: list[ActorGroup]) -> None:
+        """Wait until at least one of these engines is loaded."""
+        while not self.loaded(engines):
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """No further replacement begins; those on their way are given up."""
+        with self.lock:
+            self.closed = True
+            forming = [job.forming for job in self.jobs.values() if job.forming is not None]
+        for group in forming:
+            group.kill()
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def _work(self, group: ActorGroup, job: Job) -> None:
+        """Replace until a successor stands loaded, or the budget is spent."""
+        try:
+            loss: GroupLostError | None = job.loss
+            while loss is not None:
+                with job.parts.part("wait"):
+                    self._spend(group, job, loss)
+                loss = self._try(group, job)
+            job.done.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - it is the main thread that has to stop for it
+            if isinstance(error, UnhealableError):
+                self.unhealable = error
+            job.done.set_exception(error)
+
+    def _try(self, group: ActorGroup, job: Job) -> GroupLostError | None:
+        def forming(successor: ActorGroup) -> None:
+            job.forming = successor
+
+        try:
+            group.become(replace(self.site, group, job.parts, forming))
+        except GroupLostError as again:
+            return again
+        return None
+
+    def _spend(self, group: ActorGroup, job: Job, loss: GroupLostError) -> None:
+        """Ask the budget for one more restart, and wait as long as it says; UnhealableError if it says no."""
+        failure = Failure(group.name, self.run.step, self.run.stage_name, loss.kind, loss.place, time.time())
+        with self.lock:
+            verdict = next_restart(self.failures, failure, failure.time, self.site.config.recovery)
+            self.failures.append(failure)
+        number = recoveries.note_failure(self.site.store, failure)
+        job.number = job.number or number
+        if isinstance(verdict, Stop):
+            fence(group.members, group.processes)  # whoever waits for it has to hear of it
+            error = UnhealableError(group.name, loss.cause, verdict.reason, verdict.next_step)
+            error.fingerprint = failure.fingerprint
+            raise error
+        time.sleep(verdict.after_seconds)
+
+    def _again(self, group: ActorGroup, job: Job, loss: GroupLostError) -> None:
+        """The successor was lost while it was brought to the head: replace that one too, in the same recovery."""
+        with self.lock:
+            job.loss, job.done, job.forming = loss, Future(), None
+            self.pool.submit(self._work, group, job)
+
+    def _finish(self, group: ActorGroup, job: Job) -> None:
+        with self.lock:
+            del self.jobs[group.name]
+        found = Recovery(
+            group=group.name,
+            role=role_of(group.name),
+            generation_lost=job.loss.generation,
+            generation=group.generation,
+            kind=job.loss.kind,
+            cause=job.loss.cause,
+            step=job.step,
+            stage=job.stage,
+            attempt=self.run.attempt,
+            time=job.reported,
+            seconds_total=time.monotonic() - job.began,
+            seconds=dict(job.parts.seconds),
+        )
+        self.finished.append(found)
+        recoveries.note_recovery(self.site.store, job.number, found)
+        self.run.progress.message(
+            f"{group.name} is back as generation {group.generation} after {found.seconds_total:.1f} s"
+        )
+
+
+def healed(run: "Run", work: Callable[[], Result], *groups: ActorGroup) -> Result:
+    """``work()`` on groups that stand; again, once it is healed, whenever a group is lost in it."""
+    while True:
+        run.healer.settle(*groups)
+        try:
+            return work()
+        except GroupLostError as loss:
+            run.healer.report(loss)
+
+
+class Asked:
+    """A ``call_sharded`` that is asked again, of the healed group, if the group is lost before it has answered."""
+
+    def __init__(self, run: "Run", group: ActorGroup, method: str, batch: Any, **keywords: Any) -> None:
+        self.run = run
+        self.group = group
+        self.ask: Callable[[], Sharded] = partial(group.call_sharded, method, batch, **keywords)
+        run.healer.settle(group)
+        self.call = self.ask()
+
+    def results(self, timeout: float | None = None) -> list[Any]:
+        """As ``Sharded.results``."""
+        while True:
+            try:
+                return self.call.results(timeout)
+            except GroupLostError as loss:
+                self.run.healer.report(loss)
+                self.run.healer.settle(self.group)
+                self.call = self.ask()
+
+    def rows_joined(self) -> dict[str, Any]:
+        """As ``Sharded.rows_joined``."""
+        return unshard(self.results(), self.call.rows)
