@@ -59,6 +59,11 @@ class Live:
             time.sleep(0.002)
         raise AssertionError(f"never seen: {what}; {self.said()}")
 
+    def hold(self, wanted: bool) -> None:
+        """Make the next score wait, or let it go: the run then stays in its step."""
+        hold = self.place / "hold"
+        hold.touch() if wanted else hold.unlink(missing_ok=True)
+
     def finish(self, seconds: float = START_SECONDS) -> int:
         """Wait for its end; the exit code."""
         return self.process.wait(timeout=seconds)

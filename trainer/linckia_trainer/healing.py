@@ -5,6 +5,7 @@ what touches the log (restore, replay, refit) is done by the main thread when it
 first, and the fence ends whatever call still waits for a member that hangs: so nobody needs to wait with a time limit.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -202,6 +203,8 @@ class Healer:
             seconds=dict(job.parts.seconds),
         )
         self.finished.append(found)
+        with contextlib.suppress(GroupLostError):  # whoever next calls the group learns of it
+            self.run.members[group.name] = group.status()
         recoveries.note_recovery(self.site.store, job.number, found)
         self.run.progress.message(
             f"{group.name} is back as generation {group.generation} after {found.seconds_total:.1f} s"

@@ -1,0 +1,156 @@
+"""SIGKILL of one member at a time, in every stage and of every role, in one live run: it ends with a golden run's bits.
+
+The run is never started again: each loss is healed beside the work. What is struck, and that it was struck in its stage, is
+read from the run's control API and from the recoveries it wrote down.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from faults.live import Live, left_running, pid_of, stands
+from local import bits, tiny
+
+from linckia.api.names import role_of
+from linckia_trainer.log.process import start_time
+
+STEPS = 30
+HEALED_SECONDS = 120
+
+# (group, rank, stage): every role, every stage, both ranks of the policy, both engines.
+STRIKES = [
+    ("rollout-0", 0, "generate"),
+    ("policy", 1, "score"),
+    ("reward", 0, "score"),
+    ("policy", 0, "update"),
+    ("critic", 0, "update"),
+    ("reference", 0, "score"),
+    ("rollout-1", 0, "sync"),
+    ("policy", 1, "sync"),
+    ("critic", 0, "save"),
+    ("policy", 0, "generate"),  # nobody calls it then: found dead while it is idle
+    ("policy", 0, "record"),
+]
+
+
+@dataclass
+class Strike:
+    """What was struck, and the witness that it lived and is gone."""
+
+    group: str
+    stage: str
+    step: int
+    pid: int
+    lived: bool
+    gone: bool
+    generation: int
+    healed: int  # the generation that took its place
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+def started(work: Path, name: str, *arguments: str) -> Live:
+    return Live(work / name, tiny.write_config(work / name, name, run={"steps": STEPS}), *arguments)
+
+
+@pytest.fixture(scope="module")
+def golden(work: Path) -> Iterator[Path]:
+    live = started(work, "golden")
+    try:
+        assert live.finish() == 0, live.said()
+        yield live.place
+    finally:
+        live.kill()
+
+
+@pytest.fixture(scope="module")
+def struck(work: Path, golden: Path) -> Iterator[tuple[Path, list[Strike]]]:
+    live = started(work, "struck")
+    try:
+        strikes: list[Strike] = []
+        for group, rank, stage in STRIKES:
+            strikes.append(strike(live, group, rank, stage, strikes[-1].step + 1 if strikes else 1))
+        assert live.finish() == 0, live.said()
+        yield live.place, strikes
+    finally:
+        live.kill()
+
+
+def strike(live: Live, group: str, rank: int, stage: str, not_before: int) -> Strike:
+    """Kill a member in ``stage``; the next score waits until its group is healed, so that no steps are used up."""
+    view = live.await_view(
+        lambda view: view["stage"] == stage and view["step"] >= not_before and stands(view, group),
+        f"{group} in {stage}",
+    )
+    pid, generation = pid_of(view, group, rank), view["groups"][group]["generation"]
+    lived = start_time(pid) is not None
+    os.kill(pid, signal.SIGKILL)
+    live.hold(True)
+    healed = live.await_view(
+        lambda view: (
+            view["groups"][group]["generation"] > generation and (stands(view, group) or role_of(group) == "rollout")
+        ),
+        f"{group} healed",
+        HEALED_SECONDS,
+    )
+    live.hold(False)
+    gone = not psutil.pid_exists(pid) or start_time(pid) is None
+    return Strike(group, stage, view["step"], pid, lived, gone, generation, healed["groups"][group]["generation"])
+
+
+def recoveries(place: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((place / "runs" / place.name / "recoveries").glob("*.end"))]
+
+
+def test_every_strike_hit_a_living_member(struck: tuple[Path, list[Strike]]) -> None:
+    _, strikes = struck
+    assert [(one.group, one.stage) for one in strikes] == [(group, stage) for group, _, stage in STRIKES]
+    assert all(one.lived and one.gone and one.healed > one.generation for one in strikes)
+    assert {one.stage for one in strikes} == {"generate", "score", "record", "update", "sync", "save"}
+
+
+def test_each_loss_is_written_down_with_its_cost(struck: tuple[Path, list[Strike]]) -> None:
+    place, strikes = struck
+    found = recoveries(place)
+    assert sorted(one["group"] for one in found) == sorted(one.group for one in strikes)
+    assert all(one["kind"] == "process" and one["generation"] == one["generation_lost"] + 1 for one in found)
+    assert all(one["seconds"].keys() >= {"fence", "place", "start", "load"} for one in found)
+
+
+def test_the_run_ends_with_the_bits_of_one_that_was_never_struck(
+    golden: Path, struck: tuple[Path, list[Strike]]
+) -> None:
+    place, _ = struck
+    assert len(bits.payload_hashes(golden)) == STEPS
+    assert bits.payload_hashes(place) == bits.payload_hashes(golden)
+    assert bits.log_hashes(place) == bits.log_hashes(golden)
+    for group, ranks in (("policy", 2), ("critic", 1)):
+        wanted = bits.state_hashes(golden, group, STEPS)
+        assert sorted(wanted) == list(range(ranks))
+        assert bits.state_hashes(place, group, STEPS) == wanted
+
+
+def test_no_trajectory_is_recorded_twice_or_lost(golden: Path, struck: tuple[Path, list[Strike]]) -> None:
+    place, _ = struck
+    keys = bits.trajectory_keys(place)
+    assert len(keys) == len(set(keys))
+    assert sorted(keys) == sorted(bits.trajectory_keys(golden))
+
+
+def test_it_was_one_attempt_and_nothing_is_left_running(struck: tuple[Path, list[Strike]]) -> None:
+    place, _ = struck
+    assert [path.name for path in (place / "runs" / place.name / "attempts").glob("*") if path.suffix == ""] == ["1"]
+    deadline = time.monotonic() + 10
+    while left_running(place) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_running(place) == []
