@@ -332,16 +332,61 @@ class Control(Section):
 
 
 class Recovery(Section):
+    """What counts as failed, and how often and how soon a failed group is started again."""
+
     orphan_timeout: Annotated[float, Field(gt=0)] = free("seconds after which members nobody calls exit", default=900)
     collective_timeout: Annotated[float, Field(gt=0)] = free(
         "seconds one torch.distributed collective may take", default=600
     )
-    max_restarts_per_step: Annotated[int, Field(ge=1)] = free(
-        "how often one fault may strike within one step before the run stops", default=5
+    max_restarts_per_step: Natural = free(
+        "restarts of one group within one step; one more failure of it stops the run", default=4
     )
     back_off_seconds: Annotated[float, Field(ge=0)] = free(
-        "wait before the second restart of a group within one step; doubles each time", default=1.0
+        "wait before a group's second restart within one step; doubles each time, up to 300; the first is at once",
+        default=5,
     )
+    standbys: Natural = free("processes per member that wait, imports done, to take its place", default=0)
+    watcher: Literal["embedded", "operator", "off"] = free(
+        "who finds what is dead, hung or slow while no call fails: the controller itself, the Kubernetes operator, nobody",
+        default="embedded",
+    )
+    watch_seconds: Annotated[float, Field(gt=0)] = free("seconds from one look of the watcher to the next", default=5)
+    hang_floor_seconds: Annotated[float, Field(gt=0)] = free(
+        "least seconds without progress that are ever called a hang", default=60
+    )
+    first_time_factor: Annotated[float, Field(ge=1)] = free(
+        "what was not seen before may take this many times hang_floor_seconds, or the longest that was seen of it",
+        default=30,
+    )
+    straggler_factor: Annotated[float, Field(gt=1)] = free(
+        "a member this many times slower than its peers, step after step, is reported", default=2
+    )
+    replace_stragglers: bool = free("also restart the group of a reported straggler", default=False)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Recovery":
+        if self.hang_floor_seconds < 3 * self.watch_seconds:
+            raise UserError(
+                "recovery.hang_floor_seconds",
+                self.hang_floor_seconds,
+                f"the watcher looks every {self.watch_seconds:g} s (recovery.watch_seconds), so one late answer is a hang",
+                f"set it to {3 * self.watch_seconds:g} or more, or recovery.watch_seconds lower",
+            )
+        if self.watch_seconds > self.orphan_timeout / 3:
+            raise UserError(
+                "recovery.watch_seconds",
+                self.watch_seconds,
+                f"members that nobody calls for {self.orphan_timeout:g} s (recovery.orphan_timeout) exit",
+                f"set it to {self.orphan_timeout / 3:g} or less",
+            )
+        if self.replace_stragglers and self.watcher == "off":
+            raise UserError(
+                "recovery.replace_stragglers",
+                True,
+                "nobody looks for stragglers with recovery.watcher: off",
+                "set recovery.watcher to embedded, or leave recovery.replace_stragglers out",
+            )
+        return self
 
 
 class Metrics(Section):

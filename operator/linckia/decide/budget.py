@@ -1,61 +1,125 @@
-"""Whether a lost group is restarted once more, and after how long; or whether the same fault would strike for ever."""
+"""How often and how soon a failed group is restarted, and when the run stops instead of looping.
+
+A failure has a fingerprint: what failed, where and how, without what changes from one time to the next. Restarts are
+counted within one step: a run whose log grows is not in a loop.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from linckia.api.config import Recovery as RecoveryPolicy
-from linckia.api.names import role_of
+from linckia.api.config import Recovery
 
-LONGEST_BACK_OFF = 60.0  # seconds
-USER_CODE_LIMIT = 2
+Kind = Literal["exception", "death", "hang", "slow"]
+
+SAME_EXCEPTION_LIMIT = 2  # the second one with the same fingerprint shows that another try ends the same
+LONGEST_BACK_OFF_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One loss of a group. ``kind``: "call" is an exception that a living member raised; anything else is a death.
+    """A group failed. ``kind``: ``exception`` only for one raised in the user's own code.
 
-    ``place``: the exception's type and innermost frame, or how the process died.
-
-    Example: ``Failure("policy", step=7, stage="update", kind="process", place="ActorDiedError", time=1.79e9)``
+    Example: ``Failure("policy", 12, "policy/update/SIGKILL", "death", "rank 1 was killed by SIGKILL")``
     """
 
     group: str
     step: int
-    stage: str
-    kind: str
-    place: str
-    time: float
+    fingerprint: str
+    kind: Kind
+    cause: str
 
-    @property
-    def fingerprint(self) -> str:
-        """The same fault that strikes again has the same."""
-        return f"{role_of(self.group)}:{self.stage}:{self.place}"
+
+@dataclass(frozen=True)
+class RecoveryRecord:
+    """A restart that was begun. All that the budget knows; made again from ``recoveries/`` by a new attempt.
+
+    Example: ``RecoveryRecord("policy", 12, "policy/update/SIGKILL", "death", time=1764560000.0)``; ``time`` is in
+    seconds on the same clock as ``now`` of ``next_restart``.
+    """
+
+    group: str
+    step: int
+    fingerprint: str
+    kind: Kind
+    time: float
 
 
 @dataclass(frozen=True)
 class Restart:
+    """Start the group again ``after_seconds`` from now (0: at once)."""
+
     after_seconds: float
 
 
 @dataclass(frozen=True)
 class Stop:
+    """The run is in a crash loop: it ends with ``reason``; ``next_step`` is what a person does about it."""
+
     reason: str
     next_step: str
 
 
-def next_restart(earlier: Sequence[Failure], failure: Failure, now: float, policy: RecoveryPolicy) -> Restart | Stop:
-    """The verdict on ``failure``, after those ``earlier`` in the run's life."""
-    same = [one for one in earlier if one.step == failure.step and one.fingerprint == failure.fingerprint]
-    if failure.kind == "call" and len(same) + 1 >= USER_CODE_LIMIT:
+def exception_fingerprint(role: str, stage: str, exception_type: str, frame: str) -> str:
+    """``frame``: file and function of the innermost frame in the user's code, such as ``reward.py:score``.
+
+    Example: ``reward/score/KeyError/reward.py:score``
+    """
+    return f"{role}/{stage}/{exception_type}/{frame}"
+
+
+def death_fingerprint(role: str, stage: str, signal: str) -> str:
+    """``signal``: how the process went, such as ``SIGKILL``, ``OUT_OF_MEMORY``, ``NODE_DIED`` or ``hung``.
+
+    Example: ``policy/update/SIGKILL``
+    """
+    return f"{role}/{stage}/{signal}"
+
+
+def next_restart(
+    recoveries: Sequence[RecoveryRecord], failure: Failure, now: float, policy: Recovery
+) -> Restart | Stop:
+    """Whether and when the group of a failure is restarted; ``recoveries`` does not hold this failure yet.
+
+    - An exception in the user's code stops the run the second time it has the same fingerprint within one step.
+    - Deaths and hangs stop it when the group has used ``max_restarts_per_step``. They are counted per group, whatever
+      their fingerprints: a lost node takes many groups once, a crash loop takes one group many times.
+    - The first restart of a group within a step is at once. The second waits ``back_off_seconds`` after the one before
+      it, the third twice as long, and so on up to five minutes.
+    """
+    within_step = [one for one in recoveries if one.step == failure.step]
+    if failure.kind == "exception":
+        same = [one for one in within_step if (one.kind, one.fingerprint) == ("exception", failure.fingerprint)]
+        if len(same) + 1 >= SAME_EXCEPTION_LIMIT:
+            return Stop(
+                f"{failure.group} failed {_times(len(same) + 1)} in step {failure.step} with the same exception "
+                f"({failure.fingerprint}): {failure.cause}",
+                "correct the code that raised it, then start the run again: it goes on from this step",
+            )
+    earlier = [one for one in within_step if one.group == failure.group]
+    if len(earlier) >= policy.max_restarts_per_step:
         return Stop(
-            f"it failed {len(same) + 1} times in the same way in step {failure.step} ({failure.fingerprint})",
-            "mend what it says, then type the same command again: the run goes on from its log",
+            f"{failure.group} failed {_times(len(earlier) + 1)} in step {failure.step}, and "
+            f"recovery.max_restarts_per_step = {policy.max_restarts_per_step}; {_fingerprints(earlier, failure)}; "
+            f"last: {failure.cause}",
+            "find out what ends it (memory, device, node), then start the run again: it goes on from this step",
         )
-    if len(same) + 1 >= policy.max_restarts_per_step:
-        return Stop(
-            f"it was lost {len(same) + 1} times in the same way in step {failure.step} ({failure.fingerprint})",
-            "look at the cause and the machine, then type the same command again: the run goes on from its log",
-        )
-    in_step = [one for one in earlier if one.step == failure.step and one.group == failure.group]
-    wait = policy.back_off_seconds * 2 ** (len(in_step) - 1) if in_step else 0.0
-    return Restart(min(LONGEST_BACK_OFF, wait))
+    return Restart(_wait(earlier, now, policy.back_off_seconds))
+
+
+def _wait(earlier: Sequence[RecoveryRecord], now: float, first_seconds: float) -> float:
+    if not earlier or not first_seconds:
+        return 0.0
+    # The exponent is bounded so that a large budget cannot overflow it.
+    wait = min(first_seconds * 2.0 ** min(len(earlier) - 1, 32), LONGEST_BACK_OFF_SECONDS)
+    passed = now - max(one.time for one in earlier)
+    return min(wait, max(0.0, wait - passed))  # a clock that was set back makes no wait longer
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
+def _fingerprints(earlier: Sequence[RecoveryRecord], failure: Failure) -> str:
+    found = [one.fingerprint for one in earlier] + [failure.fingerprint]
+    return ", ".join(f"{found.count(one)} x {one}" for one in dict.fromkeys(found))
