@@ -7,7 +7,7 @@ keys may change between attempts of one run. The deciding keys are part of ``log
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from linckia.api.errors import UserError
 
@@ -62,8 +62,13 @@ def _checked_name(text: str) -> str:
     return text
 
 
+def _off_not_false(value: object) -> object:
+    return "off" if value is False else value  # unquoted, YAML reads the word off as false
+
+
 Memory = Annotated[str, AfterValidator(_checked_memory)]
 Code = Annotated[str, AfterValidator(_checked_code)]
+Watcher = Annotated[Literal["embedded", "operator", "off"], BeforeValidator(_off_not_false)]
 RunName = Annotated[str, AfterValidator(_checked_name)]
 
 
@@ -346,7 +351,7 @@ class Recovery(Section):
         default=5,
     )
     standbys: Natural = free("processes per member that wait, imports done, to take its place", default=0)
-    watcher: Literal["embedded", "operator", "off"] = free(
+    watcher: Watcher = free(
         "who finds what is dead, hung or slow while no call fails: the controller itself, the Kubernetes operator, nobody",
         default="embedded",
     )

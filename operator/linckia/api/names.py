@@ -11,6 +11,14 @@ def actor_name(run: str, group: str, generation: int, rank: int) -> str:
     return f"{run}/{group}/{generation}/{rank}"
 
 
+def parse_actor_name(name: str) -> tuple[str, str, int, int] | None:
+    """(run, group, generation, rank) of a member's name; None for the name of anything else."""
+    parts = name.split("/")
+    if len(parts) != 4 or parts[1] == "controller" or not (parts[2].isdigit() and parts[3].isdigit()):
+        return None
+    return parts[0], parts[1], int(parts[2]), int(parts[3])
+
+
 def placement_group_name(run: str, number: int) -> str:
     """One placement group of a run, such as ``sort-seed1/pg/0``."""
     return f"{run}/pg/{number}"
