@@ -123,7 +123,7 @@ def test_each_loss_is_written_down_with_its_cost(struck: tuple[Path, list[Strike
     place, strikes = struck
     found = recoveries(place)
     assert sorted(one["group"] for one in found) == sorted(one.group for one in strikes)
-    assert all(one["kind"] == "process" and one["generation"] == one["generation_lost"] + 1 for one in found)
+    assert all(one["kind"] == "death" and one["generation"] == one["generation_lost"] + 1 for one in found)
     assert all(one["seconds"].keys() >= {"fence", "place", "start", "load"} for one in found)
 
 

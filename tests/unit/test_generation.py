@@ -85,7 +85,7 @@ def test_every_answer_is_waited_for(takes: list[Iterator[int]], monkeypatch: pyt
 
 
 def test_what_a_lost_engine_has_not_answered_is_answered_by_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = GroupLostError("rollout-0", 1, "process", "ActorDiedError", "died")
+    lost = GroupLostError("rollout-0", 1, "death", "ActorDiedError", "died")
     run = run_of([Engine("rollout-0", chain([1], [lost], repeat(1))), Engine("rollout-1", repeat(1))])
     found = sample(monkeypatch, run, num_requests=17)
     assert sorted(one.position for one in found) == list(range(17))

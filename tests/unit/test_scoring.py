@@ -85,7 +85,7 @@ def test_one_failure_is_tried_again_and_said() -> None:
 
 
 def test_a_lost_group_is_asked_again_when_it_is_healed() -> None:
-    lost = GroupLostError("reward", 1, "process", "ActorDiedError", "died")
+    lost = GroupLostError("reward", 1, "death", "ActorDiedError", "died")
     state = run(Group(lost, lost, GOOD))
     rewards, _ = score_rewards(state, BATCH, PROMPTS)
     assert rewards["rewards"].tolist() == [1.0, 2.0]

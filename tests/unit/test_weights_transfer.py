@@ -136,7 +136,7 @@ def test_an_engine_that_is_lost_does_not_keep_the_others_from_their_weights(tmp_
     calls: list[Any] = []
     policy, a, b = (Recorder(name, calls) for name in ("policy", "a", "b"))
     sync = WeightSync(config_of(tmp_path), first_weights_travel=False)
-    lost = GroupLostError("b", 1, "process", "ActorDiedError", "died")
+    lost = GroupLostError("b", 1, "death", "ActorDiedError", "died")
     policy.failures = {"send_weights": [EnginesLostError("engine b/1: gone")]}
     b.failures = {"receive_weights": [lost]}
     assert sync.sync(1, policy, [a, b]) == [lost]  # type: ignore[arg-type, list-item]
@@ -147,7 +147,7 @@ def test_an_engine_that_is_lost_does_not_keep_the_others_from_their_weights(tmp_
 def test_when_the_policy_is_lost_no_engine_counts_as_served(tmp_path: Path) -> None:
     policy, a = (Recorder(name, []) for name in ("policy", "a"))
     sync = WeightSync(config_of(tmp_path), first_weights_travel=False)
-    policy.failures = {"send_weights": [GroupLostError("policy", 1, "process", "ActorDiedError", "died")]}
+    policy.failures = {"send_weights": [GroupLostError("policy", 1, "death", "ActorDiedError", "died")]}
     with pytest.raises(GroupLostError):
         sync.sync(1, policy, [a])  # type: ignore[arg-type, list-item]
     assert not sync.serves(a, 1)  # type: ignore[arg-type]

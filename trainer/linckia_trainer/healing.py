@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from linckia.api.errors import UserError
 from linckia.api.names import role_of
-from linckia.decide.budget import Failure, Stop, next_restart
+from linckia.decide.budget import Failure, RecoveryRecord, Stop, next_restart
 from linckia_trainer.experience.batching import unshard
-from linckia_trainer.groups.failure import OBJECT, GroupLostError
+from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.groups.fence import fence
 from linckia_trainer.groups.group import ActorGroup, Sharded
 from linckia_trainer.groups.replace import Parts, Site, replace
@@ -62,7 +62,7 @@ class Healer:
         self.catch_up = catch_up
         self.lock = threading.RLock()
         self.jobs: dict[str, Job] = {}
-        self.failures: list[Failure] = recoveries.failures(site.store)
+        self.losses: list[RecoveryRecord] = recoveries.losses(site.store)
         self.finished: list[Recovery] = []
         self.unhealable: UnhealableError | None = None
         self.closed = False
@@ -73,7 +73,10 @@ class Healer:
         group = self.run.group(loss.group)
         with self.lock:
             job = self.jobs.get(group.name)
-            if self.closed or (job is None and loss.generation != group.generation) or loss.kind == OBJECT:
+            if self.closed or (job is None and loss.generation != group.generation):
+                return
+            if loss.whole:
+                self._spend(group, self.run.step, self.run.stage_name, loss)
                 return
             if job is not None:
                 if job.forming is not None and loss.generation == job.forming.generation and not job.done.done():
@@ -146,7 +149,8 @@ class Healer:
             loss: GroupLostError | None = job.loss
             while loss is not None:
                 with job.parts.part("wait"):
-                    self._spend(group, job, loss)
+                    number = self._spend(group, job.step, job.stage, loss)
+                    job.number = job.number or number
                 loss = self._try(group, job)
             job.done.set_result(None)
         except BaseException as error:  # noqa: BLE001 - it is the main thread that has to stop for it
@@ -164,20 +168,25 @@ class Healer:
             return again
         return None
 
-    def _spend(self, group: ActorGroup, job: Job, loss: GroupLostError) -> None:
-        """Ask the budget for one more restart, and wait as long as it says; UnhealableError if it says no."""
-        failure = Failure(group.name, self.run.step, self.run.stage_name, loss.kind, loss.place, time.time())
+    def _spend(self, group: ActorGroup, step: int, stage: str, loss: GroupLostError) -> int:
+        """Write a loss down, ask the budget for one more try and wait as long as it says; returns the loss's number.
+
+        UnhealableError if the budget says no.
+        """
+        fingerprint = f"{role_of(group.name)}/{stage}/{loss.place}"
+        record = RecoveryRecord(group.name, step, fingerprint, loss.kind, time.time())
+        failure = Failure(group.name, step, fingerprint, loss.kind, loss.cause)
         with self.lock:
-            verdict = next_restart(self.failures, failure, failure.time, self.site.config.recovery)
-            self.failures.append(failure)
-        number = recoveries.note_failure(self.site.store, failure)
-        job.number = job.number or number
+            verdict = next_restart(self.losses, failure, record.time, self.site.config.recovery)
+            self.losses.append(record)
+        number = recoveries.note_loss(self.site.store, record)
         if isinstance(verdict, Stop):
             fence(group.members, group.processes)  # whoever waits for it has to hear of it
             error = UnhealableError(group.name, loss.cause, verdict.reason, verdict.next_step)
-            error.fingerprint = failure.fingerprint
+            error.fingerprint = fingerprint
             raise error
         time.sleep(verdict.after_seconds)
+        return number
 
     def _again(self, group: ActorGroup, job: Job, loss: GroupLostError) -> None:
         """The successor was lost while it was brought to the head: replace that one too, in the same recovery."""

@@ -6,9 +6,11 @@ from typing import Any
 from ray import exceptions as ray_errors
 
 from linckia.api.errors import FencedError, UserError
+from linckia.decide.budget import Kind
 from linckia_trainer.groups.engine_errors import EnginesLostError, NonFiniteError
 
-PROCESS, CALL, OBJECT = "process", "call", "object"
+DEATH: Kind = "death"
+EXCEPTION: Kind = "exception"
 
 # A user's own mistakes, a step that is not finite, engines that are others' loss, a newer attempt, callers' time limits.
 PASSED_ON = (
@@ -26,24 +28,26 @@ DEATHS = (
     ray_errors.OutOfMemoryError,
     ray_errors.RuntimeEnvSetupError,
 )
+BROKEN_TALK = re.compile(r"gloo|nccl|connection|timed? ?out|peer|TCPStore|DistStore", re.IGNORECASE)
 FRAME = re.compile(r'File "(.+?)", line \d+, in (\S+)')
 
 
 class GroupLostError(RuntimeError):
     """A generation of a group that failed a call, died or hangs; all of its members have to be replaced.
 
-    ``kind``: "process" (died, out of memory, its node lost), "call" (alive, and a call raised), "object" (what Ray held
-    for a call is gone; the members are whole), or what a watcher concluded. ``place`` is where in the code, or how it
-    died: with role and stage it makes the fingerprint that tells a fault that strikes again.
+    ``kind`` is the budget's (``linckia.decide.budget``). ``place`` is where in the code, or how it died: with role and
+    stage it makes the fingerprint that tells a fault that strikes again. ``whole``: the members are well and only what
+    Ray held for the call is gone: it is asked again, and nobody is replaced.
     """
 
-    def __init__(self, group: str, generation: int, kind: str, place: str, cause: str) -> None:
+    def __init__(self, group: str, generation: int, kind: Kind, place: str, cause: str, whole: bool = False) -> None:
         super().__init__(f"{group} (generation {generation}) is lost: {cause}")
         self.group = group
         self.generation = generation
         self.kind = kind
         self.place = place
         self.cause = cause
+        self.whole = whole
 
 
 def lost(group: str, generation: int, error: Exception) -> GroupLostError | None:
@@ -51,12 +55,19 @@ def lost(group: str, generation: int, error: Exception) -> GroupLostError | None
     if isinstance(error, PASSED_ON):
         return None
     if isinstance(error, DEATHS):
-        return GroupLostError(group, generation, PROCESS, type(error).__name__, first_line(error))
-    if isinstance(error, ray_errors.ObjectLostError | ray_errors.ObjectStoreFullError):
-        return GroupLostError(group, generation, OBJECT, type(error).__name__, first_line(error))
+        return GroupLostError(group, generation, DEATH, type(error).__name__, first_line(error))
+    if isinstance(error, ray_errors.ObjectLostError):
+        return GroupLostError(group, generation, DEATH, type(error).__name__, first_line(error), whole=True)
     cause = getattr(error, "cause", None) or error
     words = f"{type(cause).__name__}: {first_line(cause)}"
-    return GroupLostError(group, generation, CALL, f"{type(cause).__name__}:{innermost_frame(error)}", words)
+    # Talk between members that breaks off is the end of somebody, seen from beside; all else would be raised again.
+    kind = DEATH if BROKEN_TALK.search(words) else EXCEPTION
+    return GroupLostError(group, generation, kind, f"{type(cause).__name__}/{innermost_frame(error)}", words)
+
+
+def is_death(error: Exception) -> bool:
+    """Whether a member's process ended, as Ray itself says."""
+    return isinstance(error, DEATHS)
 
 
 def innermost_frame(error: Any) -> str:

@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from linckia.api.names import NAMESPACE, actor_name
 from linckia.api.plan import GroupPlan, MemberPlan
 from linckia_trainer.experience.batching import shard, unshard
-from linckia_trainer.groups.failure import PROCESS, GroupLostError, lost
+from linckia_trainer.groups.failure import GroupLostError, is_death, lost
 from linckia_trainer.groups.member import Identity
 from linckia_trainer.groups.placement import Placed
 
@@ -129,16 +129,15 @@ class Call:
     def _loss(self, error: Exception) -> GroupLostError | None:
         """A member that died is the cause of what the others of its world then raise: look for the death first."""
         found = lost(self.group, self.generation, error)
-        if found is None or found.kind == PROCESS:
+        if found is None or is_death(error):
             return found
         done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=DEATH_SECONDS, fetch_local=False)
         for ref in done:
             try:
                 ray.get(ref)
             except Exception as other:  # noqa: BLE001 - told apart by ``lost``
-                death = lost(self.group, self.generation, other)
-                if death is not None and death.kind == PROCESS:
-                    return death
+                if is_death(other):
+                    return lost(self.group, self.generation, other)
         return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from linckia.decide.budget import Failure
+from linckia.decide.budget import RecoveryRecord
 from linckia_trainer.log.framing import canonical_json
 from linckia_trainer.log.store import Store
 
@@ -39,11 +39,11 @@ class Recovery:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def note_failure(store: Store, failure: Failure) -> int:
+def note_loss(store: Store, loss: RecoveryRecord) -> int:
     """Write a loss down; returns its number."""
     taken = [int(match[1]) for key in store.list("recoveries") if (match := _LOSS.fullmatch(key))]
     number = max(taken, default=0) + 1
-    while not store.put_if_absent(f"recoveries/{number:06d}", canonical_json(asdict(failure))):
+    while not store.put_if_absent(f"recoveries/{number:06d}", canonical_json(asdict(loss))):
         number += 1
     return number
 
@@ -53,9 +53,9 @@ def note_recovery(store: Store, number: int, recovery: Recovery) -> None:
     store.put_if_absent(f"recoveries/{number:06d}.end", canonical_json(asdict(recovery)))
 
 
-def failures(store: Store) -> list[Failure]:
+def losses(store: Store) -> list[RecoveryRecord]:
     """Every loss the run has seen, oldest first. What is damaged is left out: it counts against no budget."""
-    return _read(store, lambda key: _LOSS.fullmatch(key) is not None, lambda found: Failure(**found))
+    return _read(store, lambda key: _LOSS.fullmatch(key) is not None, lambda found: RecoveryRecord(**found))
 
 
 def recoveries(store: Store) -> list[Recovery]:
