@@ -161,6 +161,21 @@ def test_a_live_run_is_refused_unless_taken_over(work: Path) -> None:
         train(path)
 
 
+def test_fresh_moves_nothing_of_a_live_run(work: Path) -> None:
+    path, store = begin(work)
+    attempts.claim(store, {"host": this_host(), "pid": os.getpid(), "start_time": this_start_time()})
+    before = store.list()
+    for takeover in (False, True):
+        with pytest.raises(LiveRunError, match=r"linckia stop.*--fresh"):
+            entry.train(load_config(path), str(path), takeover=takeover, fresh=True, quiet=True)
+    assert store.list() == before
+    attempts.end(store, 1, "stopped")
+    with pytest.raises(pytest.fail.Exception, match="the attempt started"):
+        entry.train(load_config(path), str(path), fresh=True, quiet=True)
+    assert Store(f"{store.uri}.old-1").list() == [*before[:1], "attempts/1.end", *before[1:]]
+    assert attempts.numbers(store) == []
+
+
 def test_a_finished_run_starts_nothing(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, store = begin(work)
     number = attempts.claim(store, {"host": "elsewhere", "pid": 1, "start_time": 1})

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from linckia.api.errors import UserError
 from linckia_trainer.log import attempts, objects, spool
 from linckia_trainer.log.chain import RunLog
 from linckia_trainer.log.store import Store
+from linckia_trainer.state.aside import set_aside
 from linckia_trainer.state.choose import newest_valid
 from linckia_trainer.state.fork import find_fork_point, fork
 from linckia_trainer.state.format import StateHeader, read_state, write_state
@@ -132,6 +134,15 @@ def test_a_large_object_whose_sending_fails_is_not_to_be_seen(
         with pytest.raises(ConnectionResetError):
             call("state/0", bytes(4 * small_parts))
         assert store.list() == []
+
+
+def test_fresh_moves_a_run_aside(store: Store, tmp_path: Path) -> None:
+    make_log(store, 2)
+    before = {key: store.get(key) for key in store.list()}
+    assert set_aside(store, tmp_path / "none") == f"{store.uri.rpartition('/')[2]}.old-1"
+    aside = Store(f"{store.uri}.old-1", store.options)
+    assert {key: aside.get(key) for key in aside.list()} == before
+    assert store.list() == []
 
 
 def test_the_log_with_a_skip_a_spool_and_two_writers(store: Store) -> None:

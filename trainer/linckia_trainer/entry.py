@@ -1,6 +1,7 @@
 """``linckia train`` behind the command line: check everything, claim the attempt, start the groups, train, sum up."""
 
 import os
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from linckia_trainer.checks import Checked, check, check_origin, identity
 from linckia_trainer.control.server import serve
 from linckia_trainer.control.token import run_token
 from linckia_trainer.healing import Healer
-from linckia_trainer.local import fetch_local, prepare_folder, set_aside, write_run_file
+from linckia_trainer.local import fetch_local, prepare_folder, write_run_file
 from linckia_trainer.log import attempts
 from linckia_trainer.log.chain import RunLog
 from linckia_trainer.log.process import this_host, this_start_time
@@ -27,6 +28,7 @@ from linckia_trainer.metrics.sinks import Metrics, check_sinks, read_rows
 from linckia_trainer.metrics.summary import read_summary, render_summary, summarize
 from linckia_trainer.run import Run, fresh_start
 from linckia_trainer.start import Standing
+from linckia_trainer.state.aside import refuse_half_moved, set_aside
 from linckia_trainer.state.fork import find_fork_point, read_fork
 from linckia_trainer.state.fork import fork as make_fork
 from linckia_trainer.weights.sync import WeightSync
@@ -51,15 +53,16 @@ def train(
     source = config
     if fork is not None:
         config, folder = prepare_folder(renamed(config, fork))
-    if fresh:
-        set_aside(config, folder)
     store = Store(config.run.dir, config.storage.options, config.storage.single_writer)
     store.probe()
+    progress = RunProgress(config.run.name, config.run.steps, quiet)
+    if fresh:
+        start_afresh(config, store, folder, progress)
+    refuse_half_moved(store)
     fetch_local(store, folder)
     if finished(store, config) and fork is None:
         return show_finished(store, config, folder)
     refuse_live(store, takeover)
-    progress = RunProgress(config.run.name, config.run.steps, quiet)
     progress.message(f"run {config.run.name} in {config.run.dir}")
     checked = check(config, progress.message)
     if fork is not None:
@@ -170,13 +173,25 @@ def engine_order(item: tuple[str, object]) -> int:
     return int(item[0].rpartition("-")[2]) if item[0].startswith("rollout-") else -1
 
 
-def refuse_live(store: Store, takeover: bool) -> None:
+def start_afresh(config: RunConfig, store: Store, folder: Path, progress: RunProgress) -> None:
+    """Move an earlier run aside. A live one would write on at the old place, so it is refused, --takeover or not."""
+    refuse_live(store, False, "stop it with `linckia stop`, then give --fresh again")
+    moved = set_aside(store, folder)
+    if moved is not None:
+        progress.message(f"the earlier run is now {moved}")
+    shutil.rmtree(Path(config.storage.node_memory_dir, config.run.name), ignore_errors=True)
+
+
+def refuse_live(
+    store: Store,
+    takeover: bool,
+    next_step: str = "wait for it, stop it with `linckia stop`, or take over with --takeover",
+) -> None:
     newest = attempts.latest(store)
     if newest is not None and not takeover and attempts.is_live(store, newest):
         raise LiveRunError(
             "run.dir", store.uri,
-            f"attempt {newest.attempt} of this run is alive: process {newest.pid} on {newest.host}",
-            "wait for it, stop it with `linckia stop`, or take over with --takeover",
+            f"attempt {newest.attempt} of this run is alive: process {newest.pid} on {newest.host}", next_step,
         )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -21,17 +20,6 @@ def prepare_folder(config: RunConfig) -> tuple[RunConfig, Path]:
     folder = Path("runs", config.run.name).absolute()
     place = config.run.dir if "://" in config.run.dir else str(Path(config.run.dir).absolute())
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": place})}), folder
-
-
-def set_aside(config: RunConfig, folder: Path) -> None:
-    """Start from nothing: an earlier run of this name is moved to NAME.old-1, -2, ...; nothing is deleted."""
-    for place in dict.fromkeys((folder, Path(config.run.dir))):
-        if place.is_dir():
-            number = 1
-            while (aside := place.with_name(f"{place.name}.old-{number}")).exists():
-                number += 1
-            place.rename(aside)
-    shutil.rmtree(Path(config.storage.node_memory_dir, config.run.name), ignore_errors=True)
 
 
 def fetch_local(store: Store, folder: Path) -> None:

@@ -54,6 +54,11 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.uri!r})"
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder that this is; None for any other place."""
+        return self._backend.root if isinstance(self._backend, LocalFiles) else None
+
     def put_if_absent(self, key: str, data: Data) -> bool:
         """Write an object unless its key exists; True if it was this call that made it."""
         with self._clear_errors(key):

@@ -5,5 +5,6 @@
 - ``choose``      the only recovery rule: which state a group restores
 - ``retention``   which states and records may go
 - ``rewind``      moves what came after a step aside
+- ``aside``       moves a whole run aside
 - ``fork``        a new run from another one's newest checkpoint
 """
