@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from linckia.api.config import Model, Run
 from linckia_trainer.experience.seeds import derive_seed
+from linckia_trainer.roles.whole_model import load_whole
 
 
 def model_dtype(model: Model, device: str) -> torch.dtype:
@@ -30,23 +31,13 @@ def set_determinism(run: Run, device: str) -> None:
 
 def load_language_model(model: Model, device: str) -> "TokenLogProbs":
     """The causal LM of ``model.path``, wrapped to give log-probabilities of given tokens."""
-    from transformers import AutoModelForCausalLM
-
-    lm = AutoModelForCausalLM.from_pretrained(model.path, dtype=model_dtype(model, device))
-    lm.config.use_cache = False
-    if model.activation_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    lm = _load_causal_lm(model, device)
     return TokenLogProbs(lm, model.chunk_tokens)
 
 
 def load_value_model(model: Model, seed: int, device: str) -> "TokenValues":
     """The backbone of ``model.path`` with a scalar head drawn from the run seed."""
-    from transformers import AutoModelForCausalLM
-
-    lm = AutoModelForCausalLM.from_pretrained(model.path, dtype=model_dtype(model, device))
-    lm.config.use_cache = False
-    if model.activation_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    lm = _load_causal_lm(model, device)
     hidden = lm.config.get_text_config().hidden_size
     head = nn.Linear(hidden, 1, dtype=model_dtype(model, device))
     generator = torch.Generator().manual_seed(derive_seed(seed, "value head"))
@@ -54,6 +45,17 @@ def load_value_model(model: Model, seed: int, device: str) -> "TokenValues":
         head.weight.copy_(torch.randn(1, hidden, generator=generator) / (hidden + 1))
         head.bias.zero_()
     return TokenValues(lm.base_model, head)
+
+
+def _load_causal_lm(model: Model, device: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    next_step = "give the folder of a causal language model with all its weights"
+    lm = load_whole(AutoModelForCausalLM, model.path, "model.path", next_step, dtype=model_dtype(model, device))
+    lm.config.use_cache = False
+    if model.activation_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return lm
 
 
 class TokenLogProbs(nn.Module):

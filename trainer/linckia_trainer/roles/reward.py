@@ -10,6 +10,7 @@ from linckia.api.config import RunConfig
 from linckia.api.errors import UserError
 from linckia_trainer.experience.rewards import RewardFunction, Scores, load_function, score, verifier
 from linckia_trainer.groups.model_member import Arrays, ModelMember
+from linckia_trainer.roles.whole_model import load_whole
 
 
 class RewardMember(ModelMember):
@@ -53,7 +54,9 @@ class RewardModel:
         assert path is not None
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(path)
-            self.model = AutoModelForSequenceClassification.from_pretrained(path).to(device).eval()
+            next_step = "give a folder that was saved as a sequence-classification model, head and all"
+            model = load_whole(AutoModelForSequenceClassification, path, "reward.model", next_step)
+            self.model = model.to(device).eval()
         except (OSError, ValueError, KeyError) as error:
             reason = f"it is no sequence-classification model with a tokenizer ({str(error).splitlines()[0]})"
             raise UserError("reward.model", path, reason, "give a folder that holds both") from error
@@ -68,11 +71,17 @@ class RewardModel:
     def rewards(self, prompts: list[str], answers: list[str], examples: list[dict[str, Any]]) -> list[float]:
         """The first logit for each prompt + answer."""
         texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-        rows = [self.tokenizer(text)["input_ids"] for text in texts]
+        rows = [self._tokens(text) for text in texts]
         found: list[float] = []
         for start in range(0, len(rows), self.batch_size):
             found += self._logits(rows[start : start + self.batch_size]).tolist()
         return found
+
+    def _tokens(self, text: str) -> list[int]:
+        """A prompt that a chat template has rendered may begin with the token that the tokenizer puts before every text."""
+        tokens: list[int] = self.tokenizer(text)["input_ids"]
+        first = self.tokenizer.bos_token_id
+        return tokens[1:] if first is not None and tokens[:2] == [first, first] else tokens
 
     def _logits(self, rows: list[list[int]]) -> NDArray[np.float32]:
         import torch
