@@ -47,6 +47,7 @@ class Served:
                     "engine_args": {"block_size": 32},
                     "stop": ["=="],
                     "max_new_tokens": 8,
+                    "max_num_seqs": 32,
                 },
             ),
             [f"rollout.bucket_bytes={BUCKET_BYTES}"],
@@ -61,9 +62,11 @@ class Served:
     def close(self) -> None:
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-        self.member.broken = RuntimeError("closed")
-        with self.member.lock:
+        def shut_down() -> None:
+            self.member.broken = RuntimeError("closed")
             self.member.engine.engine_core.shutdown()
+
+        self.member.inbox.ask(shut_down)
         cleanup_dist_env_and_memory()
 
     def connect(self) -> None:
@@ -231,14 +234,33 @@ def test_an_answer_keeps_its_stop_string_and_says_how_it_ended(tied: Served) -> 
     assert all("12, 12, " not in str(one.answer_tokens.tolist()) for one in answers)
 
 
+def test_calls_are_answered_while_a_long_queue_is_worked_on(tied: Served) -> None:
+    """Far more prompts than the engine works on at one time, and between its steps it still listens."""
+    tied.member.assume_weights(4, 1)
+    many = len(PROMPTS) * 60
+    tied.member.submit([SampleRequest(i, 0, PROMPTS[i % len(PROMPTS)], i) for i in range(many)])
+    left = []
+    for call in (
+        lambda: tied.member.submit([SampleRequest(many, 0, PROMPTS[0], 1)]),
+        lambda: tied.member.wake(["weights"]),
+        lambda: tied.member.submit([SampleRequest(many + 1, 0, PROMPTS[1], 1)]),
+    ):
+        call()
+        left.append(tied.member.describe()["unfinished"])
+    taken: list[Trajectory] = []
+    while len(taken) < many + 2:
+        taken += tied.member.take(many, 10.0)
+    assert min(left) > many // 2
+    assert sorted(one.position for one in taken) == list(range(many + 2))
+
+
 def test_a_failure_inside_the_engine_surfaces_in_every_call(tied: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Last of this engine's tests: it does not serve again."""
 
     def fails() -> None:
         raise ValueError("the engine tripped")
 
-    with tied.member.lock:
-        monkeypatch.setattr(tied.member.engine, "step", fails)
+    tied.member.inbox.ask(lambda: monkeypatch.setattr(tied.member.engine, "step", fails))
     tied.member.submit([SampleRequest(0, 0, [2, 3], 0)])
     with pytest.raises(RuntimeError, match="the engine tripped"):
         tied.member.take(1, 10.0)

@@ -13,12 +13,11 @@ from linckia.api.config import RunConfig
 from linckia_trainer.experience.trajectory import SampleRequest, Trajectory
 from linckia_trainer.groups.member import Identity
 from linckia_trainer.groups.model_member import ModelMember
+from linckia_trainer.roles.inbox import Inbox
 from linckia_trainer.weights.own_head import has_own_head
 from linckia_trainer.weights.transfer import Invitation, receiver, transfer_backend
 from linckia_trainer.weights.vllm_plugin import BACKEND as GLOO
 from linckia_trainer.weights.vllm_plugin import register
-
-IDLE_SECONDS = 0.002
 
 
 class RolloutMember(ModelMember):
@@ -26,7 +25,7 @@ class RolloutMember(ModelMember):
 
     def __init__(self, identity: Identity, device: str, threads: int, orphan_timeout: float) -> None:
         super().__init__(identity, device, threads, orphan_timeout)
-        self.lock = threading.Lock()  # the engine belongs to whoever holds it
+        self.inbox = Inbox()  # the engine belongs to its thread; whoever wants something of it asks there
         self.changed = threading.Condition()
         self.asked: dict[str, SampleRequest] = {}
         self.finished: list[Trajectory] = []
@@ -56,12 +55,13 @@ class RolloutMember(ModelMember):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        self._check()
-        if self.version is None:
-            raise RuntimeError(f"{self.identity.name} is stale: it has no whole set of weights to serve")
         assert self.config is not None
         rollout = self.config.rollout
-        with self.lock:
+
+        def add() -> None:
+            self._check()
+            if self.version is None:
+                raise RuntimeError(f"{self.identity.name} is stale: it has no whole set of weights to serve")
             for request in requests:
                 name = f"{request.position}/{request.sample}/{request.seed}"
                 self.asked[name] = request
@@ -79,6 +79,8 @@ class RolloutMember(ModelMember):
                     detokenize=bool(rollout.stop),  # texts are made by whoever needs them
                 )
                 self.engine.add_request(name, {"prompt_token_ids": request.prompt_tokens}, settings)
+
+        self.inbox.ask(add)
 
     def take(self, max_count: int, wait_seconds: float) -> list[Trajectory]:
         """All answers finished so far; waits until they are ``max_count``, none is unfinished or the time is over."""
@@ -102,11 +104,14 @@ class RolloutMember(ModelMember):
         timeout = self.config.recovery.collective_timeout
         # Ours stages all buckets before it touches a weight; vLLM's own load what they get at once.
         self.staged = invitation.backend == GLOO
-        with self.lock:
+
+        def connect() -> None:
             if self.updates is not None:
                 self.engine.collective_rpc("shutdown_weight_transfer_engine")
             self.updates = receiver(invitation, timeout)
             self.engine.collective_rpc("init_weight_transfer_engine", args=(dict(invitation.init_info),))
+
+        self.inbox.ask(connect)
 
     def receive_weights(self, step: int, policy_generation: int) -> None:
         """Take the policy's weights. The engine is stale until all of them are in place.
@@ -114,9 +119,10 @@ class RolloutMember(ModelMember):
         A transfer over gloo that dies leaves the old weights whole; any other leaves an engine that has to be started
         again.
         """
-        assert self.updates is not None, "open_transfer comes first"
-        self._check_whole()
-        with self.lock:
+
+        def receive() -> None:
+            assert self.updates is not None, "open_transfer comes first"
+            self._check_whole()
             self.version = None
             self.torn = not self.staged
             self.engine.collective_rpc("start_weight_update")
@@ -129,33 +135,35 @@ class RolloutMember(ModelMember):
             self.torn = False
             self.version = (step, policy_generation)
 
+        self.inbox.ask(receive)
+
     def sleep(self, level: int = 1) -> None:
         """Give the device's memory to training (GPU only)."""
-        with self.lock:
-            self.engine.sleep(level)
+        self.inbox.ask(lambda: self.engine.sleep(level))
 
     def wake(self, tags: list[str] | None = None) -> None:
-        with self.lock:
-            self.engine.wake_up(tags)
+        self.inbox.ask(lambda: self.engine.wake_up(tags))
 
     def _drive(self) -> None:
         self._use_threads()
-        while self.broken is None:
-            with self.lock:
-                busy = self.engine.has_unfinished_requests()
-                try:
-                    outputs = self.engine.step() if busy else []
-                except Exception as error:  # noqa: BLE001 - whatever it is has to surface in the next call, not hang it
-                    self.broken = error
-                    outputs = []
-            if busy:
-                self.progress.tick("generate")
-            if outputs:
-                self._collect(outputs)
-            if not busy:
-                time.sleep(IDLE_SECONDS)
-        with self.changed:
-            self.changed.notify_all()
+        while True:
+            self.inbox.serve(wait=not self._busy())
+            if self._busy():
+                self._step()
+
+    def _busy(self) -> bool:
+        return self.broken is None and self.engine.has_unfinished_requests()
+
+    def _step(self) -> None:
+        try:
+            outputs = self.engine.step()
+        except Exception as error:  # noqa: BLE001 - whatever it is has to surface in the next call, not hang it
+            with self.changed:
+                self.broken = error
+                self.changed.notify_all()
+            return
+        self.progress.tick("generate")
+        self._collect(outputs)
 
     def _collect(self, outputs: list[Any]) -> None:
         done = [output for output in outputs if output.finished]
