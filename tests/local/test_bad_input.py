@@ -176,7 +176,9 @@ def test_fresh_moves_nothing_of_a_live_run(work: Path) -> None:
     assert attempts.numbers(store) == []
 
 
-def test_a_finished_run_starts_nothing(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_starts_nothing_and_says_what_was_changed(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, store = begin(work)
     number = attempts.claim(store, {"host": "elsewhere", "pid": 1, "start_time": 1})
     commit(store, steps=14)
@@ -184,6 +186,14 @@ def test_a_finished_run_starts_nothing(work: Path, capsys: pytest.CaptureFixture
     assert train(path) == 0
     assert "finished" in capsys.readouterr().out
     assert attempts.numbers(store) == [number]
+    assert train(path, "rollout.engines=1", "run.steps=12") == 0  # free keys, and fewer steps than it has done
+    changed = refused(path, "algorithm.lam=0.5", "run.seed=8")
+    assert changed.field == "algorithm.lam, run.seed"
+    assert "algorithm.lam was 0.95 and is 0.5" in changed.reason
+    assert "--fork" in changed.next_step
+    tiny.write_data(work / "held_out.jsonl", 8, first=300)
+    assert refused(path).field == "data.held_out.file"
+    assert capsys.readouterr().out.count("is finished") == 1
 
 
 def commit(store: Store, steps: int) -> None:

@@ -20,6 +20,7 @@ from linckia_trainer.log.store import Store
 from linckia_trainer.state.fork import read_fork
 
 ORIGIN_KEY = "origin.json"
+_SLOW_CONTENT = ("data.train", "model.path", "reward.model")  # to hash these takes a tokenizer or a whole model
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,26 @@ def check_origin(store: Store, checked: Checked) -> str:
     mine = {"origin": origin, "deciding": deciding, "content": checked.content}
     if store.put_if_absent(ORIGIN_KEY, canonical_json(mine)):
         return origin
-    theirs = json.loads(store.get(ORIGIN_KEY))
-    refuse_changes(theirs["deciding"], json.loads(canonical_json(deciding)))
-    changed = changed_keys(theirs["content"], checked.content)
+    refuse_changed(mine, json.loads(store.get(ORIGIN_KEY)), store)
+    return origin
+
+
+def check_unchanged(store: Store, config: RunConfig) -> None:
+    """UserError if the run in ``store`` was made with other deciding keys, data or code, as far as that is seen at once:
+    no model is read and no prompt tokenised."""
+    try:
+        theirs = json.loads(store.get(ORIGIN_KEY))
+    except FileNotFoundError:
+        return
+    content = {key: hash_path(path) for key, path in content_paths(config).items() if path.is_file()}
+    seen = {key: value for key, value in theirs["content"].items() if key not in _SLOW_CONTENT}
+    refuse_changed({"deciding": deciding_values(config), "content": content}, {**theirs, "content": seen}, store)
+
+
+def refuse_changed(mine: Mapping[str, Any], theirs: Mapping[str, Any], store: Store) -> None:
+    """UserError if what decides a run (``origin.json``) is not what it was made with."""
+    refuse_changes(theirs["deciding"], json.loads(canonical_json(mine["deciding"])))
+    changed = changed_keys(theirs["content"], mine["content"])
     if changed:
         raise UserError(
             ", ".join(changed),
@@ -138,7 +156,6 @@ def check_origin(store: Store, checked: Checked) -> str:
             "bring the old content back, give --fork NAME to go on from the newest checkpoint as a new run, or start "
             "afresh with another run.name",
         )
-    return origin
 
 
 def hash_path(path: Path) -> str:

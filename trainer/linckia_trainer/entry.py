@@ -13,7 +13,7 @@ from linckia.api.config import RunConfig
 from linckia.api.errors import LiveRunError, UserError
 from linckia_trainer import controller, recovery, start
 from linckia_trainer.attempt import AttemptView, ending, heartbeat, stop_on_signal, watching_for_newer
-from linckia_trainer.checks import Checked, check, check_origin, identity
+from linckia_trainer.checks import Checked, check, check_origin, check_unchanged, identity
 from linckia_trainer.control.server import serve
 from linckia_trainer.control.token import run_token
 from linckia_trainer.healing import Healer
@@ -61,6 +61,7 @@ def train(
     refuse_half_moved(store)
     fetch_local(store, folder)
     if finished(store, config) and fork is None:
+        check_unchanged(store, config)
         return show_finished(store, config, folder)
     refuse_live(store, takeover)
     progress.message(f"run {config.run.name} in {config.run.dir}")
