@@ -49,6 +49,13 @@ class Live:
         except httpx.HTTPError:
             return None
 
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """An order to the control API."""
+        file = read_run_file(self.place / "runs" / self.place.name)
+        assert file is not None
+        headers = {TOKEN_HEADER: find_token(self.place.name) or ""}
+        return httpx.post(f"http://{file.api_address}{path}", headers=headers, json=body, timeout=10)
+
     def await_view(self, condition: Callable[[View], bool], what: str, seconds: float = START_SECONDS) -> View:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -80,6 +80,12 @@ def struck(work: Path, golden: Path) -> Iterator[tuple[Path, list[Strike]]]:
         strikes: list[Strike] = []
         for group, rank, stage in STRIKES:
             strikes.append(strike(live, group, rank, stage, strikes[-1].step + 1 if strikes else 1))
+        scale(live, 3)
+        live.hold(True)
+        live.await_view(lambda view: view["groups"].get("rollout-2", {}).get("generation") == 1, "a third engine")
+        live.hold(False)
+        scale(live, 1)
+        live.await_view(lambda view: set(view["groups"]).isdisjoint({"rollout-1", "rollout-2"}), "one engine left")
         assert live.finish() == 0, live.said()
         yield live.place, strikes
     finally:
@@ -106,6 +112,11 @@ def strike(live: Live, group: str, rank: int, stage: str, not_before: int) -> St
     live.hold(False)
     gone = not psutil.pid_exists(pid) or start_time(pid) is None
     return Strike(group, stage, view["step"], pid, lived, gone, generation, healed["groups"][group]["generation"])
+
+
+def scale(live: Live, engines: int) -> None:
+    answer = live.post("/v1/roles/rollout/scale", {"engines": engines})
+    assert (answer.status_code, answer.json()["engines"]) == (202, engines)
 
 
 def recoveries(place: Path) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ import rich
 from linckia.api.config import RunConfig
 from linckia.api.errors import FencedError, UserError
 from linckia.api.names import API_VERSION
+from linckia_trainer import scaling
+from linckia_trainer.control.server import OrderRefusedError
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.log import attempts
 from linckia_trainer.log.store import Store
@@ -49,7 +51,29 @@ class AttemptView:
         return self.run.view()
 
     def actions(self) -> dict[str, Any]:
-        return {"stop": self.stop, "checkpoint": self.checkpoint}
+        return {"stop": self.stop, "checkpoint": self.checkpoint, "restart": self.restart, "scale": self.scale}
+
+    def restart(self, name: str, generation: int, reason: str) -> dict[str, Any]:
+        """Have a group replaced; said twice of one generation it is done once."""
+        run = self._standing()
+        groups = {group.name: group for group in run.groups}
+        if name not in groups:
+            raise OrderRefusedError(404, f"the run has no group {name}; it has {', '.join(groups)}")
+        now = groups[name].generation
+        if generation != now:
+            raise OrderRefusedError(409, f"{name} stands as generation {now}, not {generation}")
+        run.healer.report(GroupLostError(name, generation, "hang", "ordered", reason))
+        return {"accepted": True, "group": name, "generation": generation}
+
+    def scale(self, engines: int) -> dict[str, Any]:
+        """Have that many engines from now on."""
+        scaling.request(self._standing(), engines)
+        return {"accepted": True, "engines": engines}
+
+    def _standing(self) -> Run:
+        if self.run is None:
+            raise OrderRefusedError(409, "the run is starting; its groups do not stand yet")
+        return self.run
 
     def stop(self) -> dict[str, Any]:
         if self.run is None:

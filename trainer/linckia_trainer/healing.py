@@ -40,9 +40,12 @@ class UnhealableError(UserError):
 
 @dataclass
 class Job:
-    """The replacement of one group, from the report of its loss until it is back at work."""
+    """The replacement of one group, from the report of its loss until it is back at work.
 
-    loss: GroupLostError
+    ``loss`` is None for a group that is new to the run.
+    """
+
+    loss: GroupLostError | None
     step: int
     stage: str
     reported: float  # seconds since 1970
@@ -70,8 +73,11 @@ class Healer:
 
     def report(self, loss: GroupLostError) -> None:
         """A generation of a group is lost; may be said by any thread, any number of times. Returns at once."""
-        group = self.run.group(loss.group)
         with self.lock:
+            groups = {group.name: group for group in self.run.groups}
+            if loss.group not in groups:
+                return  # an engine that leaves: its prompts go to others, and it was to go anyway
+            group = groups[loss.group]
             job = self.jobs.get(group.name)
             if self.closed or (job is None and loss.generation != group.generation):
                 return
@@ -86,6 +92,18 @@ class Healer:
             self.jobs[group.name] = job
             self.run.progress.message(f"{loss}; it is replaced")
             self.pool.submit(self._work, group, job)
+
+    def bring_up(self, group: ActorGroup) -> None:
+        """Start a group that is new to the run, beside the running work."""
+        with self.lock:
+            job = Job(None, self.run.step, self.run.stage_name, time.time())
+            self.jobs[group.name] = job
+            self.pool.submit(self._work, group, job)
+
+    def forget(self, group: ActorGroup) -> None:
+        """A group leaves the run."""
+        with self.lock:
+            self.jobs.pop(group.name, None)
 
     def returning(self, group: ActorGroup) -> bool:
         """Whether a group is being replaced and not loaded yet."""
@@ -113,13 +131,13 @@ class Healer:
 
     def loaded(self, engines: list[ActorGroup]) -> list[ActorGroup]:
         """Of these engines those that stand, or are loaded and lack nothing but weights. Raises like ``settle``."""
-        for engine in engines:
+        for engine in list(engines):
             job = self.jobs.get(engine.name)
             if job is not None and job.done.done():
-                job.done.result()
+                self._check(engine, job)
         if self.unhealable is not None:
             raise self.unhealable
-        return [engine for engine in engines if not self.returning(engine)]
+        return [engine for engine in engines if not self.returning(engine) and engine.generation]
 
     def refitted(self, engines: list[ActorGroup], seconds: float) -> None:
         """These engines have their weights: those that were being replaced are back."""
@@ -143,14 +161,27 @@ class Healer:
             group.kill()
         self.pool.shutdown(wait=True, cancel_futures=True)
 
+    def _check(self, engine: ActorGroup, job: Job) -> None:
+        """Raise what went wrong with a replacement; an engine that was only asked for is given up instead."""
+        try:
+            job.done.result()
+        except UserError as error:
+            if job.loss is not None:
+                raise
+            self.run.warn(f"{engine.name} cannot be added: {error}")
+            self.run.engines.remove(engine)
+            self.run.wanted_engines = len(self.run.engines)
+            self.forget(engine)
+
     def _work(self, group: ActorGroup, job: Job) -> None:
         """Replace until a successor stands loaded, or the budget is spent."""
         try:
-            loss: GroupLostError | None = job.loss
-            while loss is not None:
-                with job.parts.part("wait"):
-                    number = self._spend(group, job.step, job.stage, loss)
-                    job.number = job.number or number
+            loss = job.loss
+            while loss is not None or job.forming is None:
+                if loss is not None:
+                    with job.parts.part("wait"):
+                        number = self._spend(group, job.step, job.stage, loss)
+                        job.number = job.number or number
                 loss = self._try(group, job)
             job.done.set_result(None)
         except BaseException as error:  # noqa: BLE001 - it is the main thread that has to stop for it
@@ -197,6 +228,13 @@ class Healer:
     def _finish(self, group: ActorGroup, job: Job) -> None:
         with self.lock:
             del self.jobs[group.name]
+        self.run.progress.message(
+            f"{group.name} stands as generation {group.generation} after {time.monotonic() - job.began:.1f} s"
+        )
+        with contextlib.suppress(GroupLostError):  # whoever next calls the group learns of it
+            self.run.members[group.name] = group.status()
+        if job.loss is None:
+            return
         found = Recovery(
             group=group.name,
             role=role_of(group.name),
@@ -212,12 +250,7 @@ class Healer:
             seconds=dict(job.parts.seconds),
         )
         self.finished.append(found)
-        with contextlib.suppress(GroupLostError):  # whoever next calls the group learns of it
-            self.run.members[group.name] = group.status()
         recoveries.note_recovery(self.site.store, job.number, found)
-        self.run.progress.message(
-            f"{group.name} is back as generation {group.generation} after {found.seconds_total:.1f} s"
-        )
 
 
 def healed(run: "Run", work: Callable[[], Result], *groups: ActorGroup) -> Result:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from linckia.api.errors import DamagedError, UserError
+from linckia_trainer import scaling
 from linckia_trainer.algorithms.step import prepare
 from linckia_trainer.groups.engine_errors import NonFiniteError
 from linckia_trainer.groups.failure import GroupLostError
@@ -162,6 +163,8 @@ def sync_engines(run: "Run", engines: list[ActorGroup] | None = None) -> None:
     Where they share their GPUs the engines are asleep until now, and the trainer leaves when they have the weights. An
     engine that is lost on the way is replaced beside the work; it gets its weights when it is loaded.
     """
+    if engines is None:
+        scaling.let_go(run)
     trained = run.stateful if run.hybrid else [run.policy]
     while True:
         run.healer.settle(*trained)

@@ -55,6 +55,8 @@ class Run:
     scored_steps: set[int]
     hybrid: bool = False  # engines and trainer share their GPUs and take turns
     first_step: int = 1
+    wanted_engines: int | None = None  # asked for while the run lives; None: as the config says
+    leaving: list[ActorGroup] = field(default_factory=list)  # engines that get no more prompts
     stop_requested: threading.Event = field(default_factory=threading.Event)
     checkpoint_requested: threading.Event = field(default_factory=threading.Event)
     step: int = 0

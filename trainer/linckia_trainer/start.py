@@ -52,8 +52,9 @@ def connect(config: RunConfig, address: str | None) -> Plan:
             ) from error
         return plan(config, on_gpus(config))
     cores = os.cpu_count() or 1
-    # Without a cluster nobody else shares the machine: its members may share cores, so logical CPUs follow the plan.
-    wanted = plan(config, config.placement.device == "gpu").totals.get("CPU", 0.0)
+    # Without a cluster nobody else shares the machine: its members may share cores, so logical CPUs follow the plan, with
+    # room for engines that are added later.
+    wanted = 2 * plan(config, config.placement.device == "gpu").totals.get("CPU", 0.0)
     ray.init(address="local", num_cpus=max(cores, math.ceil(wanted)), include_dashboard=False, **settings)
     return plan(config, on_gpus(config))
 

@@ -147,6 +147,19 @@ def stop(run: RunArgument) -> None:
     show.out().print(f"{place.name} will stop after this step; the same `linckia train` goes on with it", markup=False)
 
 
+@app.command()
+def scale(
+    run: RunArgument,
+    engines: Annotated[int, typer.Option("--engines", help="how many rollout engines the run should have from now on")],
+) -> None:
+    """Add rollout engines to a live run, or take some away; nothing that is being generated is lost."""
+    from linckia.cli import client, runs, show
+
+    place = runs.find_run(run)
+    client.order(place, "/v1/roles/rollout/scale", {"engines": engines})
+    show.out().print(f"{place.name} goes to {engines} engines; `linckia status {place.name}` shows them", markup=False)
+
+
 def _status(place: Any) -> dict[str, Any]:
     """Everything that is known of a run; ``live`` is what its controller answers, None if none does."""
     from linckia.cli import client, trainer

@@ -18,14 +18,38 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+from pydantic import BaseModel, ConfigDict
 
 from linckia.api.errors import UserError
 from linckia.api.names import API_VERSION, TOKEN_HEADER
 from linckia_trainer.metrics import names
 
 View = Callable[[], dict[str, Any]]
-Action = Callable[[], dict[str, Any] | None]
+Action = Callable[..., dict[str, Any] | None]
 ACTIONS = ("checkpoint", "stop")
+
+
+class RestartOrder(BaseModel):
+    """Restart the generation of a group that whoever orders it has seen; another one answers 409."""
+
+    model_config = ConfigDict(extra="forbid")
+    generation: int
+    reason: str
+
+
+class ScaleOrder(BaseModel):
+    """How many rollout engines the run should have from now on."""
+
+    model_config = ConfigDict(extra="forbid")
+    engines: int
+
+
+class OrderRefusedError(Exception):
+    """An order that does not fit what stands. ``status``: 404 no such group, 409 another generation, or not ready."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -47,8 +71,9 @@ class ControlServer:
 def serve(view: View, actions: Mapping[str, Action], host: str, port: int, token: str) -> ControlServer:
     """Serve until ``close``. ``port`` 0 takes any that is free. UserError if the address cannot be had.
 
-    ``actions``: for ``checkpoint`` and ``stop`` what to call; the call asks for it and does not wait for it.
-    What it returns is the answer, ``{"accepted": true}`` if it returns nothing.
+    ``actions``: for ``checkpoint``, ``stop``, ``restart`` (group, generation, reason) and ``scale`` (engines) what to call;
+    the call asks for it and does not wait for it. What it returns is the answer, ``{"accepted": true}`` if it returns
+    nothing; OrderRefusedError and UserError are answered with their reason.
     """
     listener = _bind(host, port)
     bound = f"{_bracketed(listener.getsockname()[0])}:{listener.getsockname()[1]}"
@@ -97,7 +122,25 @@ def make_app(view: View, actions: Mapping[str, Action], token: str) -> FastAPI:
 
     for action in ACTIONS:
         add(action)
+
+    @app.post("/v1/groups/{name}/restart", dependencies=guarded, status_code=202)
+    def restart(name: str, order: RestartOrder) -> dict[str, Any]:
+        return _obeyed(actions["restart"], name, order.generation, order.reason)
+
+    @app.post("/v1/roles/rollout/scale", dependencies=guarded, status_code=202)
+    def scale(order: ScaleOrder) -> dict[str, Any]:
+        return _obeyed(actions["scale"], order.engines)
+
     return app
+
+
+def _obeyed(action: Action, *arguments: Any) -> dict[str, Any]:
+    try:
+        return action(*arguments) or {"accepted": True}
+    except OrderRefusedError as error:
+        raise HTTPException(error.status, str(error)) from error
+    except UserError as error:
+        raise HTTPException(422, str(error)) from error
 
 
 def prometheus_text(view: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from linckia_trainer import recovery
+from linckia_trainer import recovery, scaling
 from linckia_trainer.experience.prompts import step_positions
 from linckia_trainer.experience.seeds import derive_seed
 from linckia_trainer.experience.trajectory import SampleRequest, Trajectory
@@ -78,6 +78,7 @@ def sample(run: "Run", requests: Iterable[SampleRequest], finished: Finished | N
     while queue or desks:
         for desk in [desk for desk in desks.values() if desk.engine.generation != desk.generation]:
             take_back(desk, desks, queue)
+        scaling.adjust(run)
         recovery.refit(run)
         hand_out(run, queue, desks)
         if not desks:

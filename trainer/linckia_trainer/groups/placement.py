@@ -56,6 +56,25 @@ def place(plan: Plan, run: str, timeout: float) -> tuple[Plan, Placed]:
     return in_node_order(plan, {key: _bundle_nodes(group) for key, group in placed.items()}), placed
 
 
+def place_more(planned: PlacementGroupPlan, run: str, timeout: float) -> PlacementGroup:
+    """Create and await one more placement group of a run that stands; UserError after ``timeout`` seconds."""
+    group = placement_group(
+        [dict(bundle) for bundle in planned.bundles],
+        strategy=planned.strategy,
+        name=placement_group_name(run, next_number(run)),
+        lifetime="detached",
+    )
+    if not group.wait(math.ceil(timeout)):
+        remove_placement_group(group)
+        raise UserError(
+            "placement.timeout",
+            timeout,
+            f"the bundles of {planned.key}, {_bundles(planned)}, found no place in that time",
+            "give the cluster more nodes, and ask again",
+        )
+    return group
+
+
 def release(placed: Mapping[str, PlacementGroup]) -> None:
     for group in placed.values():
         remove_placement_group(group)

@@ -11,10 +11,10 @@ import ray
 
 from linckia.api.config import RunConfig
 from linckia.api.errors import UserError
-from linckia.api.plan import GroupPlan
+from linckia.api.plan import GroupPlan, PlacementGroupPlan
 from linckia_trainer.groups.fence import fence
 from linckia_trainer.groups.group import ActorGroup, start_group
-from linckia_trainer.groups.placement import Placed
+from linckia_trainer.groups.placement import Placed, place_more
 from linckia_trainer.log import attempts
 from linckia_trainer.log.store import Store
 from linckia_trainer.roles import member_class
@@ -33,6 +33,7 @@ class Site:
     device: str
     plans: dict[str, GroupPlan]
     placed: Placed
+    unplaced: dict[str, PlacementGroupPlan] = field(default_factory=dict)  # of engines that were asked for later
 
 
 @dataclass
@@ -52,6 +53,9 @@ class Parts:
 
 def start(site: Site, name: str) -> ActorGroup:
     """Start the members of the next generation of a group in their bundles, without waiting for them."""
+    for key in {member.placement_group for member in site.plans[name].members} & site.unplaced.keys():
+        site.placed[key] = place_more(site.unplaced[key], site.config.run.name, site.config.placement.timeout)
+        del site.unplaced[key]
     generation = attempts.claim_generation(site.store, name)
     return start_group(
         member_class(site.plans[name].role),
