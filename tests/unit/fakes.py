@@ -1,8 +1,13 @@
 """Hand-written stand-ins for what the stages call: groups that answer what the test says, a healer with nothing to do."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from local.tiny import write_config
+
+from linckia.api.config import RunConfig
+from linckia.api.load import load_config
 from linckia_trainer.groups.failure import GroupLostError
 
 
@@ -42,3 +47,8 @@ class Healer:
 
     def returning(self, group: Any) -> bool:
         return False
+
+
+def config_of(tmp_path: Path, *overrides: str) -> RunConfig:
+    (tmp_path / "model").mkdir(exist_ok=True)  # no model is needed to read a config
+    return load_config(write_config(tmp_path, "t"), list(overrides))

@@ -1,14 +1,17 @@
 import json
 import stat
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from unit.fakes import Healer, config_of
 
 from linckia.api.access import RunFile, find_token, read_run_file
 from linckia.api.errors import UserError
+from linckia_trainer.attempt import AttemptView
 from linckia_trainer.control.server import make_app, prometheus_text, serve
 from linckia_trainer.control.token import run_token
 
@@ -51,7 +54,15 @@ def test_actions_are_asked_for(client, asked, action, accepted):
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/v1/run"), ("GET", "/metrics"), ("POST", "/v1/checkpoint"), ("POST", "/v1/stop")]
+    ("method", "path"),
+    [
+        ("GET", "/v1/run"),
+        ("GET", "/metrics"),
+        ("POST", "/v1/checkpoint"),
+        ("POST", "/v1/stop"),
+        ("POST", "/v1/groups/policy/restart"),
+        ("POST", "/v1/roles/rollout/scale"),
+    ],
 )
 def test_without_the_token_nothing_is_told_or_done(client, asked, method, path):
     missing = client.request(method, path)
@@ -144,3 +155,55 @@ def test_run_file(tmp_path):
         (tmp_path / "run.json").write_text(text)
         assert read_run_file(tmp_path) is None
     assert read_run_file(tmp_path / "run.json") is None
+
+
+# ---- orders to an attempt ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    """The control API of an attempt whose groups stand: a policy of generation 3 and two engines."""
+    config = config_of(tmp_path)
+    control = AttemptView(config)
+    groups = [SimpleNamespace(name=name, generation=3) for name in ("policy", "rollout-0", "rollout-1")]
+    control.run = SimpleNamespace(config=config, groups=groups, healer=Healer(), wanted_engines=None)
+    return control, TestClient(make_app(dict, control.actions(), "secret"))
+
+
+def test_a_group_is_restarted_by_the_generation_that_was_seen(attempt):
+    control, client = attempt
+    answer = client.post("/v1/groups/policy/restart", headers=TOKEN, json={"generation": 3, "reason": "it hangs"})
+    assert (answer.status_code, answer.json()["generation"]) == (202, 3)
+    [loss] = control.run.healer.losses
+    assert (loss.group, loss.generation, loss.cause) == ("policy", 3, "it hangs")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v1/groups/policy/restart", {"generation": 2, "reason": "late"}, 409, "stands as generation 3, not 2"),
+        ("/v1/groups/critic/restart", {"generation": 1, "reason": "x"}, 404, "it has policy, rollout-0, rollout-1"),
+        ("/v1/groups/policy/restart", {"generation": 3}, 422, "reason"),
+        ("/v1/roles/rollout/scale", {"engines": 0}, 422, "at least one engine"),
+    ],
+)
+def test_an_order_that_does_not_fit_is_refused(attempt, path, body, status, words):
+    control, client = attempt
+    answer = client.post(path, headers=TOKEN, json=body)
+    assert answer.status_code == status
+    assert words in answer.text
+    assert control.run.healer.losses == []
+    assert control.run.wanted_engines is None
+
+
+def test_the_number_of_engines_is_asked_for(attempt):
+    control, client = attempt
+    assert client.post("/v1/roles/rollout/scale", headers=TOKEN, json={"engines": 3}).status_code == 202
+    assert control.run.wanted_engines == 3
+
+
+def test_orders_before_the_groups_stand_are_refused(attempt):
+    control, client = attempt
+    control.run = None
+    answer = client.post("/v1/groups/policy/restart", headers=TOKEN, json={"generation": 1, "reason": "x"})
+    assert (answer.status_code, "is starting" in answer.text) == (409, True)

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from local.tiny import write_config
 from safetensors.torch import save_file
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
-from unit.fakes import Answered
+from unit.fakes import Answered, config_of
 
-from linckia.api.config import RunConfig
 from linckia.api.errors import UserError
-from linckia.api.load import load_config
 from linckia_trainer.groups.engine_errors import EnginesLostError
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.roles.rollout import engine_arguments
@@ -22,11 +19,6 @@ from linckia_trainer.weights import ipc
 from linckia_trainer.weights.own_head import has_own_head
 from linckia_trainer.weights.sync import WeightSync
 from linckia_trainer.weights.transfer import transfer_backend
-
-
-def config_of(tmp_path: Path, *overrides: str) -> RunConfig:
-    (tmp_path / "model").mkdir(exist_ok=True)  # no model is needed to read a config
-    return load_config(write_config(tmp_path, "t"), list(overrides))
 
 
 @pytest.mark.parametrize(
