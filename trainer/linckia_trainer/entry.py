@@ -159,6 +159,7 @@ def run_attempt(
         first_step=log.head() + 1,
     )
     run.healer = Healer(run, standing.site, partial(recovery.catch_up, run))
+    run.healer.start_standbys()
     control.run = run
     control.start_seconds = time.monotonic() - began
     progress.message(f"attempt {attempt} started in {control.start_seconds:.0f} s; log head is step {log.head()}")

@@ -21,7 +21,7 @@ from linckia_trainer.experience.batching import unshard
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.groups.fence import fence
 from linckia_trainer.groups.group import ActorGroup, Sharded
-from linckia_trainer.groups.replace import Parts, Site, replace
+from linckia_trainer.groups.replace import Parts, Site, replace, start_standbys
 from linckia_trainer.log import recoveries
 from linckia_trainer.log.recoveries import Recovery
 
@@ -152,12 +152,18 @@ class Healer:
         while not self.loaded(engines):
             time.sleep(0.05)
 
+    def start_standbys(self) -> None:
+        """Have every group's standbys ready; again after one was used."""
+        if self.site.config.recovery.standbys:
+            for name in [group.name for group in self.run.groups]:
+                self.pool.submit(start_standbys, self.site, name)
+
     def close(self) -> None:
         """No further replacement begins; those on their way are given up."""
         with self.lock:
             self.closed = True
             forming = [job.forming for job in self.jobs.values() if job.forming is not None]
-        for group in forming:
+        for group in [*forming, *(standby for waiting in self.site.standbys.values() for standby in waiting)]:
             group.kill()
         self.pool.shutdown(wait=True, cancel_futures=True)
 
@@ -228,6 +234,7 @@ class Healer:
     def _finish(self, group: ActorGroup, job: Job) -> None:
         with self.lock:
             del self.jobs[group.name]
+        self.start_standbys()
         self.run.progress.message(
             f"{group.name} stands as generation {group.generation} after {time.monotonic() - job.began:.1f} s"
         )

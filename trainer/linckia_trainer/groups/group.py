@@ -36,6 +36,7 @@ class ActorGroup:
         self.incarnation = (generation, list(members))  # one value, so that no thread sees half of a replacement
         self.duplicate_actors = duplicate_actors
         self.processes: list[dict[str, Any]] = []  # what a fence has to see gone
+        self.devices: list[list[str]] = []  # of each rank, as Ray counts them on its node
 
     @property
     def generation(self) -> int:
@@ -47,7 +48,8 @@ class ActorGroup:
 
     def become(self, successor: "ActorGroup") -> None:
         """From now on this group is ``successor``, its next generation."""
-        self.incarnation, self.processes = successor.incarnation, successor.processes
+        self.incarnation = successor.incarnation
+        self.processes, self.devices = successor.processes, successor.devices
 
     @property
     def num_shards(self) -> int:
@@ -169,8 +171,12 @@ def start_group(
     generation: int,
     device: str,
     orphan_timeout: float,
+    standby: bool = False,
 ) -> ActorGroup:
-    """Create the members of a group in their bundles (no waiting). ``device``: "cuda" or "cpu" where GPUs are planned."""
+    """Create the members of a group in their bundles (no waiting). ``device``: "cuda" or "cpu" where GPUs are planned.
+
+    A ``standby`` is in its bundle and takes nothing of it.
+    """
     world = len(plan.members)
     remote = ray.remote(concurrency_groups={"control": 2})(member_class)
     members = []
@@ -183,10 +189,10 @@ def start_group(
                 namespace=NAMESPACE,
                 lifetime="detached",
                 max_restarts=0,
-                num_cpus=member.cpus,
-                num_gpus=member.gpus,
-                memory=member.memory_bytes or None,
-                resources=dict(member.custom) or None,
+                num_cpus=0 if standby else member.cpus,
+                num_gpus=0 if standby else member.gpus,
+                memory=None if standby else member.memory_bytes or None,
+                resources=None if standby else dict(member.custom) or None,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placed[member.placement_group], member.bundle, placement_group_capture_child_tasks=True
                 ),

@@ -60,6 +60,7 @@ class Member:
         self.progress = Progress()
         self.attempt = identity.attempt
         self.fenced = False
+        self.devices: list[str] = []  # of a standby: those of the member whose place it took
         self.last_heard = time.monotonic()
         threading.Thread(target=self._watch_orphan, args=(orphan_timeout,), daemon=True).start()
 
@@ -85,6 +86,7 @@ class Member:
             "processes": processes(),
             "node_ip": ray.util.get_node_ip_address(),
             "node_id": ray.get_runtime_context().get_node_id(),
+            "devices": ray.get_runtime_context().get_accelerator_ids()["GPU"] or self.devices,
             "stage": self.progress.stage,
             "progress": self.progress.count,
             **self.describe(),
@@ -95,6 +97,15 @@ class Member:
         """Refuse everything from now on; a running update stops at its next micro-batch."""
         self._admit(attempt)
         self.fenced = True
+
+    def prepare(self, config: Any) -> None:
+        """As a standby: import what ``load`` will need, and touch no device."""
+
+    def take_devices(self, devices: list[list[str]]) -> None:
+        """As a standby that becomes a member: use the devices of the one that was lost. ``devices``: by rank."""
+        if self.device == "cuda" and devices:
+            self.devices = devices[self.identity.rank]
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
 
     def describe(self) -> dict[str, Any]:
         """What a role adds to ``status``."""

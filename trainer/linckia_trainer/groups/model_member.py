@@ -35,6 +35,10 @@ class ModelMember(Member):
         self.dirty = False
         self.last_metrics: dict[str, float] = {}
 
+    def prepare(self, config: RunConfig) -> None:
+        import deepspeed  # noqa: F401
+        from transformers import AutoModelForCausalLM  # noqa: F401
+
     def load(self, config: RunConfig) -> None:
         """Build the model as state 0 has it."""
         raise NotImplementedError

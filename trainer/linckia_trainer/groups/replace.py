@@ -12,6 +12,7 @@ import ray
 from linckia.api.config import RunConfig
 from linckia.api.errors import UserError
 from linckia.api.plan import GroupPlan, PlacementGroupPlan
+from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.groups.fence import fence
 from linckia_trainer.groups.group import ActorGroup, start_group
 from linckia_trainer.groups.placement import Placed, place_more
@@ -20,6 +21,7 @@ from linckia_trainer.log.store import Store
 from linckia_trainer.roles import member_class
 
 STATEFUL = ("policy", "critic")
+STANDBY_SECONDS = 2.0  # within which a standby answers, or is none
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Site:
     plans: dict[str, GroupPlan]
     placed: Placed
     unplaced: dict[str, PlacementGroupPlan] = field(default_factory=dict)  # of engines that were asked for later
+    standbys: dict[str, list[ActorGroup]] = field(default_factory=dict)  # next generations, their imports done
 
 
 @dataclass
@@ -51,8 +54,11 @@ class Parts:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
 
-def start(site: Site, name: str) -> ActorGroup:
-    """Start the members of the next generation of a group in their bundles, without waiting for them."""
+def start(site: Site, name: str, standby: bool = False) -> ActorGroup:
+    """Start the members of the next generation of a group in their bundles, without waiting for them.
+
+    A standby takes none of its bundle's resources: the member whose place it will take still holds them.
+    """
     for key in {member.placement_group for member in site.plans[name].members} & site.unplaced.keys():
         site.placed[key] = place_more(site.unplaced[key], site.config.run.name, site.config.placement.timeout)
         del site.unplaced[key]
@@ -66,7 +72,35 @@ def start(site: Site, name: str) -> ActorGroup:
         generation,
         site.device,
         site.config.recovery.orphan_timeout,
+        standby,
     )
+
+
+def start_standbys(site: Site, name: str) -> None:
+    """Fill a group's standbys up to ``recovery.standbys``, and have them import what they will need."""
+    waiting = site.standbys.setdefault(name, [])
+    if any(member.worker_bundles for member in site.plans[name].members):
+        return  # an engine over several devices lives in workers that vLLM starts
+    while len(waiting) < site.config.recovery.standbys:
+        standby = start(site, name, standby=True)
+        standby.start("prepare", site.config)
+        waiting.append(standby)
+
+
+def next_generation(site: Site, group: ActorGroup) -> ActorGroup:
+    """A standby of the group if a living one waits, else members started now. Devices are those of the lost members."""
+    waiting = site.standbys.get(group.name, [])
+    while waiting:
+        standby = waiting.pop(0)
+        answers = standby.ask_status()
+        try:
+            answers.results(timeout=STANDBY_SECONDS)
+        except (GroupLostError, ray.exceptions.GetTimeoutError):
+            standby.kill()
+            continue
+        standby.call("take_devices", group.devices)
+        return standby
+    return start(site, group.name)
 
 
 def replace(site: Site, group: ActorGroup, parts: Parts, forming: Callable[[ActorGroup], None]) -> ActorGroup:
@@ -77,7 +111,7 @@ def replace(site: Site, group: ActorGroup, parts: Parts, forming: Callable[[Acto
     with parts.part("fence"):
         fence(group.members, group.processes)
     with parts.part("place"):
-        successor = start(site, group.name)
+        successor = next_generation(site, group)
         forming(successor)
     try:
         with parts.part("start"):
@@ -126,9 +160,11 @@ def load(site: Site, group: ActorGroup) -> list[Any]:
 
 def note_processes(store: Store, group: ActorGroup) -> None:
     """What has to be gone once this generation is fenced: (node, pid, start time) of every process of it."""
+    statuses = group.status()
+    group.devices = [status["devices"] for status in statuses]
     group.processes = [
         {"node": status["node_ip"], "node_id": status["node_id"], **process}
-        for status in group.status()
+        for status in statuses
         for process in status["processes"]
     ]
     store.put(f"generations/{group.name}/{group.generation}.pids", json.dumps(group.processes).encode())

@@ -16,6 +16,10 @@ from linckia_trainer.roles.whole_model import load_whole
 class RewardMember(ModelMember):
     """One rank of the reward group. A function or verifier loads nothing heavy."""
 
+    def prepare(self, config: RunConfig) -> None:
+        if config.reward.model is not None:
+            super().prepare(config)
+
     def load(self, config: RunConfig) -> None:
         self.config = config
         if config.reward.model is not None:

@@ -34,10 +34,15 @@ class RolloutMember(ModelMember):
         self.torn = False  # its weights are neither the old nor the new ones
         self.updates: Callable[[], Iterator[dict[str, Any]]] | None = None
 
-    def load(self, config: RunConfig) -> None:
-        self.config = config
+    def prepare(self, config: RunConfig) -> None:
         for name, value in engine_environment(config, self.device).items():
             os.environ[name] = value
+        from vllm.engine.arg_utils import EngineArgs  # noqa: F401
+        from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
+
+    def load(self, config: RunConfig) -> None:
+        self.config = config
+        self.prepare(config)
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
