@@ -12,7 +12,7 @@ import yaml
 from local import tiny
 
 from linckia.api.errors import DamagedError, LiveRunError, UserError
-from linckia.api.load import load_config
+from linckia.api.load import fork_sources, load_config
 from linckia_trainer import entry
 from linckia_trainer.checks import check, check_origin
 from linckia_trainer.log import attempts
@@ -194,6 +194,53 @@ def test_a_finished_run_starts_nothing_and_says_what_was_changed(
     tiny.write_data(work / "held_out.jsonl", 8, first=300)
     assert refused(path).field == "data.held_out.file"
     assert capsys.readouterr().out.count("is finished") == 1
+
+
+def fork(path: Path, *overrides: str) -> int:
+    config = load_config(path, overrides)
+    return entry.train(config, str(path), fork="forked", quiet=True, sources=fork_sources(path, overrides))
+
+
+def test_a_fork_into_other_shards_is_refused_before_anything_starts(work: Path) -> None:
+    path, store = begin(work)
+    attempts.claim(store, {"config": load_config(path).model_dump(mode="json")})
+    for override, key in (
+        ("policy.num_gpus_per_node=1", "policy.num_gpus_per_node"),
+        ("critic.zero_stage=3", "critic.zero_stage"),
+    ):
+        with pytest.raises(UserError, match=rf"^{key}: .*not possible yet.*set {key} back"):
+            fork(path, override)
+    with pytest.raises(UserError, match=r"--fork.*no step with a whole checkpoint"):  # the same ranks, cut otherwise
+        fork(path, "policy.num_nodes=2", "policy.num_gpus_per_node=1")
+    assert not (work / "runs" / "forked" / "fork.json").exists()
+
+
+def test_a_fork_finds_its_source_whatever_seed_is_new(work: Path) -> None:
+    path = tiny.write_config(work, "sort")
+    edit(path, "run", name="", dir=f"{work}/runs/{{name}}")
+    with pytest.raises(UserError, match=r"no run sort-seed9 \(.*\) and sort-seed7 "):
+        fork(path, "run.seed=9")
+    for seed in (7, 9):
+        config = load_config(path, [f"run.seed={seed}"])
+        attempts.claim(Store(config.run.dir), {"config": config.model_dump(mode="json")})
+        if seed == 7:
+            with pytest.raises(UserError, match=r"runs/sort-seed7.*no step with a whole checkpoint"):
+                fork(path, "run.seed=9")
+    with pytest.raises(UserError, match=r"both sort-seed9 .*and sort-seed7 .*run\.name"):
+        fork(path, "run.seed=9")
+    with pytest.raises(UserError, match=r"runs/sort-seed9.*no step with a whole checkpoint"):
+        fork(path, "run.seed=9", "run.name=sort-seed9")
+
+
+def test_a_fork_writes_over_no_run(work: Path) -> None:
+    path, store = begin(work)
+    attempts.claim(store, {"config": load_config(path).model_dump(mode="json")})
+    other = Store(str(Path(store.uri).with_name("forked")))
+    attempts.claim(other, {})
+    before = other.list()
+    with pytest.raises(UserError, match=r"--fork = 'forked': there is a run.*run\.name=forked"):
+        fork(path)
+    assert other.list() == before
 
 
 def commit(store: Store, steps: int) -> None:

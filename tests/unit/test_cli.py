@@ -165,10 +165,11 @@ def test_the_data_plane_is_reached_with_nothing_heavy_loaded(here):
     before = f"""
 import types
 entry = types.ModuleType("linckia_trainer.entry")
-def train(config, config_path, address, takeover, fork, fresh, quiet):
+def train(config, config_path, address, takeover, fork, fresh, quiet, sources):
     assert not set({HEAVY!r}) & set(sys.modules), "loaded before arguments and config were checked"
     assert (config.run.seed, config_path, address, takeover, fork, fresh, quiet) == (
         2, "sort.yaml", "auto", True, "other", False, True)
+    assert [one.run.name for one in sources] == ["sort-seed2", "sort-seed0"]
     return 7
 entry.train = train
 sys.modules["linckia_trainer.entry"] = entry

@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from linckia.api.config import RunConfig
 from linckia.api.errors import LiveRunError, UserError
 from linckia_trainer import controller, recovery, start
 from linckia_trainer.attempt import AttemptView, ending, heartbeat, stop_on_signal, watching_for_newer
-from linckia_trainer.checks import Checked, check, check_origin, check_unchanged, identity
+from linckia_trainer.checks import Checked, check, check_origin, check_unchanged
 from linckia_trainer.control.server import serve
 from linckia_trainer.control.token import run_token
+from linckia_trainer.forking import fork_from, open_store, plan_fork
 from linckia_trainer.healing import Healer
 from linckia_trainer.local import fetch_local, prepare_folder, write_run_file
 from linckia_trainer.log import attempts
@@ -29,8 +31,7 @@ from linckia_trainer.metrics.summary import read_summary, render_summary, summar
 from linckia_trainer.run import Run, fresh_start
 from linckia_trainer.start import Standing
 from linckia_trainer.state.aside import refuse_half_moved, set_aside
-from linckia_trainer.state.fork import find_fork_point, read_fork
-from linckia_trainer.state.fork import fork as make_fork
+from linckia_trainer.state.fork import read_fork
 from linckia_trainer.weights.sync import WeightSync
 
 
@@ -42,18 +43,20 @@ def train(
     fork: str | None = None,
     fresh: bool = False,
     quiet: bool = False,
+    sources: Sequence[RunConfig] = (),
 ) -> int:
     """Train a run, or go on with it; returns the exit code (0: finished or stopped by the user).
 
-    Raises UserError for whatever a user can put right; nothing has been started or lost then.
+    ``fork``: the name of a new run made from one of ``sources``, by default the run of ``config``. Raises UserError for
+    whatever a user can put right; nothing has been started or lost then.
     """
     began = time.monotonic()
     check_sinks(config)
     config, folder = prepare_folder(config)
-    source = config
     if fork is not None:
-        config, folder = prepare_folder(renamed(config, fork))
-    store = Store(config.run.dir, config.storage.options, config.storage.single_writer)
+        source, config = plan_fork(sources or [config], config, fork)
+        config, folder = prepare_folder(config)
+    store = open_store(config)
     store.probe()
     progress = RunProgress(config.run.name, config.run.steps, quiet)
     if fresh:
@@ -67,7 +70,8 @@ def train(
     progress.message(f"run {config.run.name} in {config.run.dir}")
     checked = check(config, progress.message)
     if fork is not None:
-        fork_from(source, checked, store)
+        step = fork_from(source, checked, store)
+        progress.message(f"forked from {source.run.name} at step {step}")
     origin = check_origin(store, checked)
     try:
         return attend(checked, origin, store, folder, config_path, address, takeover, progress, began)
@@ -209,25 +213,3 @@ def show_finished(store: Store, config: RunConfig, folder: Path) -> int:
     print(f"run {config.run.name} is finished ({config.run.dir})")
     rich.print(render_summary(summary, folder))
     return 0
-
-
-def renamed(config: RunConfig, name: str) -> RunConfig:
-    """The config of a fork: another name, and a run directory beside the source's."""
-    place = str(config.run.dir).rstrip("/")
-    return config.model_copy(
-        update={"run": config.run.model_copy(update={"name": name, "dir": f"{place.rpartition('/')[0]}/{name}"})}
-    )
-
-
-def fork_from(source: RunConfig, checked: Checked, target: Store) -> None:
-    """Make ``target`` a run whose state 0 is the newest checkpoint of ``source``."""
-    store = Store(source.run.dir, source.storage.options, source.storage.single_writer)
-    log = RunLog(store, None)
-    worlds = {"policy": source.policy.world_size}
-    if source.has_critic:
-        worlds["critic"] = source.critic.world_size
-    point = find_fork_point(store, source.run.name, log, worlds)
-    forked_origin = identity(
-        checked, {"run": source.run.name, "step": point.fork.step, "log_hash": point.fork.log_hash}
-    )
-    make_fork(target, checked.config.run.name, forked_origin, point, store)

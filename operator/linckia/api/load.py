@@ -51,6 +51,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return _resolved(config, path, source)
 
 
+def fork_sources(path: str | Path, overrides: Sequence[str] = ()) -> list[RunConfig]:
+    """The runs that ``--fork`` with these arguments may mean: the one they name, and where ``run.seed=...`` made that name,
+    the one that they name without it, for overrides belong to the new run."""
+    named = load_config(path, overrides)
+    other = load_config(path, [one for one in overrides if one.partition("=")[0].strip() != "run.seed"])
+    return [named] if other.run.name == named.run.name else [named, other]
+
+
 def deciding_values(config: RunConfig) -> dict[str, Any]:
     """Dotted key -> JSON value of everything in the config that decides the run's result.
 

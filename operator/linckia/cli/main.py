@@ -51,7 +51,7 @@ def train(
     """
     from linckia.api.config import RunName
     from linckia.api.errors import UserError
-    from linckia.api.load import load_config
+    from linckia.api.load import fork_sources, load_config
     from linckia.api.plan import plan as make_plan
 
     if fork is not None and fresh:
@@ -60,9 +60,10 @@ def train(
         _check_name("--fork", fork, RunName)
     loaded = load_config(config, overrides or ())
     make_plan(loaded, gpus=loaded.placement.device == "gpu")  # what contradicts itself is said before anything starts
+    sources = fork_sources(config, overrides or ()) if fork is not None else []
     from linckia.cli import trainer
 
-    raise typer.Exit(trainer.train(loaded, config, address, takeover, fork, fresh, quiet))
+    raise typer.Exit(trainer.train(loaded, config, address, takeover, fork, fresh, quiet, sources))
 
 
 @app.command()

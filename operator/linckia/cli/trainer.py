@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,10 +30,11 @@ def train(
     fork: str | None,
     fresh: bool,
     quiet: bool,
+    sources: Sequence[RunConfig],
 ) -> int:
     from linckia_trainer import entry
 
-    return entry.train(config, config_path, address, takeover, fork, fresh, quiet)
+    return entry.train(config, config_path, address, takeover, fork, fresh, quiet, sources)
 
 
 # ---- looking -----------------------------------------------------------------------------------------------------
