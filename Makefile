@@ -35,8 +35,7 @@ lint: env ## format check, lint, import rules, types
 	$(BIN)/mypy
 
 test: lint ## lint, types and the tests
-	$(BIN)/pytest -q tests/local/test_rollout_engine.py  # vLLM in the test process wants one of its own
-	$(BIN)/pytest -q --ignore=tests/local/test_rollout_engine.py
+	$(BIN)/pytest -q
 
 unit: env ## the pure tests alone
 	$(BIN)/pytest -q tests/unit

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from moto.server import ThreadedMotoServer
+from local.s3_server import s3_server
 from s3fs.core import S3File, S3FileSystem
 from unit.log_builders import ORIGIN, flip, header, make_log, payload, save_state
 
@@ -29,13 +29,10 @@ BUCKET = "linckia-test"
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, Any]]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    found = {"endpoint_url": f"http://{host}:{port}", "key": "test", "secret": "test"}
-    S3FileSystem(**found, skip_instance_cache=True).mkdir(BUCKET)
-    yield found
-    server.stop()
+    with s3_server() as endpoint:
+        found = {"endpoint_url": endpoint, "key": "test", "secret": "test"}
+        S3FileSystem(**found, skip_instance_cache=True).mkdir(BUCKET)
+        yield found
 
 
 @pytest.fixture

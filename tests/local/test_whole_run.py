@@ -13,7 +13,7 @@ import httpx
 import pytest
 import torch
 from local import tiny
-from moto.server import ThreadedMotoServer
+from local.s3_server import s3_server
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from linckia.api.access import find_token, read_run_file
@@ -49,11 +49,12 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options = {"endpoint_url": f"http://{host}:{port}", "key": "testing", "secret": "testing"}
-    folder = tmp_path_factory.mktemp("whole")
+    with s3_server() as endpoint:
+        yield make_place(tmp_path_factory.mktemp("whole"), endpoint)
+
+
+def make_place(folder: Path, endpoint: str) -> Place:
+    options = {"endpoint_url": endpoint, "key": "testing", "secret": "testing"}
     tiny.make_model(folder / "model", tied=False)
     config = tiny.write_config(
         folder,
@@ -66,8 +67,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         storage={"options": options, "run_directory": {"every": 10, "keep": 2}, "node_memory": None},
     )
     fsspec.filesystem("s3", **options).mkdir("runs")
-    yield Place(folder, config, options)
-    server.stop()
+    return Place(folder, config, options)
 
 
 @dataclass
