@@ -28,7 +28,8 @@ is read as YAML, so `rollout.stop='["\\n"]'` is a list and `storage.node_memory=
 - `num_nodes`, `num_gpus_per_node` and `zero_stage` of policy and critic cannot change with `--fork` either: saved states
   are cut to them.
 - Of files and local folders (data, model, reward code) the content decides. They may move; their content may not change.
-- `run.name` and `run.dir` say which run it is: with another value it is another run, not this one going on.
+- `run.name` stays, though it decides no result: what a run has saved carries its name.
+- `run.dir` says where the run is. A run may be moved; where nothing is, a new run starts.
 - `run.steps` may grow. A schedule that is not constant and has no `decay_steps` ends at `run.steps`, which then decides the
   result too.
 - `null` stands for no value. Sizes of memory are written `16GB` (16 x 10^9) or `16GiB` (16 x 2^30).

@@ -142,6 +142,17 @@ def test_another_config_is_refused_by_key_and_free_keys_may_change(work: Path) -
     check_origin(store, check(changed, lambda _: None))
 
 
+def test_another_name_for_the_run_in_a_directory_is_refused(work: Path) -> None:
+    path, store = begin(work)
+    error = refused(path, "run.name=other")
+    assert (error.field, error.value) == ("run.name", "other")
+    assert "is called begun" in error.reason
+    assert "run.name=begun" in error.next_step
+    renamed = check(load_config(path, ["run.name=other", f"run.dir={work}/elsewhere"]), lambda _: None)
+    origin = json.loads(store.get("origin.json"))["origin"]
+    assert check_origin(Store(f"{work}/elsewhere"), renamed) == origin  # and yet a name decides nothing
+
+
 def test_other_data_under_the_same_name_is_refused(work: Path) -> None:
     path, _ = begin(work)
     tiny.write_data(work / "train.jsonl", 10, first=300)

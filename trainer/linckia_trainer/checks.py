@@ -120,12 +120,12 @@ def identity(checked: Checked, fork: Mapping[str, Any] | None) -> str:
 
 
 def check_origin(store: Store, checked: Checked) -> str:
-    """log_hash(0); UserError if the run directory was made with other deciding keys, model or data."""
+    """log_hash(0); UserError if the run directory was made with another name, other deciding keys, model or data."""
     forked = read_fork(store)
     source = {"run": forked.run, "step": forked.step, "log_hash": forked.log_hash} if forked else None
     origin = identity(checked, source)
     deciding = deciding_values(checked.config)
-    mine = {"origin": origin, "deciding": deciding, "content": checked.content}
+    mine = {"name": checked.config.run.name, "origin": origin, "deciding": deciding, "content": checked.content}
     if store.put_if_absent(ORIGIN_KEY, canonical_json(mine)):
         return origin
     refuse_changed(mine, json.loads(store.get(ORIGIN_KEY)), store)
@@ -141,11 +141,17 @@ def check_unchanged(store: Store, config: RunConfig) -> None:
         return
     content = {key: hash_path(path) for key, path in content_paths(config).items() if path.is_file()}
     seen = {key: value for key, value in theirs["content"].items() if key not in _SLOW_CONTENT}
-    refuse_changed({"deciding": deciding_values(config), "content": content}, {**theirs, "content": seen}, store)
+    mine = {"name": config.run.name, "deciding": deciding_values(config), "content": content}
+    refuse_changed(mine, {**theirs, "content": seen}, store)
 
 
 def refuse_changed(mine: Mapping[str, Any], theirs: Mapping[str, Any], store: Store) -> None:
-    """UserError if what decides a run (``origin.json``) is not what it was made with."""
+    """UserError if a run's name, or what decides it (``origin.json``), is not what it was made with."""
+    if theirs.get("name", mine["name"]) != mine["name"]:
+        raise UserError(
+            "run.name", mine["name"], f"the run in {store.uri} is called {theirs['name']}",
+            f"set run.name={theirs['name']} to go on with it, give another run.dir, or --fork NAME",
+        )  # fmt: skip
     refuse_changes(theirs["deciding"], json.loads(canonical_json(mine["deciding"])))
     changed = changed_keys(theirs["content"], mine["content"])
     if changed:

@@ -1,7 +1,8 @@
 """The run config: one typed, nested model; unknown keys fail; every value is decided once.
 
 A key either decides the run's result (the default) or is *free*: placement, engines, logging and recovery
-keys may change between attempts of one run. The deciding keys are part of ``log_hash(0)``.
+keys may change between attempts of one run. The deciding keys are part of ``log_hash(0)``. The run's name is neither:
+states, actors and node memory carry it, so it stays, and equal runs of two names are equal.
 """
 
 import re
@@ -82,6 +83,11 @@ def deciding(description: str, **kwargs: Any) -> Any:
     return Field(description=description, **kwargs)
 
 
+def fixed(description: str, **kwargs: Any) -> Any:
+    """A field that decides no result and yet stays what it is while a run goes on."""
+    return Field(description=description, json_schema_extra={"fixed": True}, **kwargs)
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
@@ -89,7 +95,7 @@ class Section(BaseModel):
 class Run(Section):
     """The training job itself."""
 
-    name: RunName = free("letters, digits, dot, dash, underscore; default: file stem + '-seed' + seed", default="")
+    name: RunName = fixed("letters, digits, dot, dash, underscore; default: file stem + '-seed' + seed", default="")
     seed: Natural = deciding("seeds every random choice of the run", default=0)
     dir: str = free("where the run's log and states last: a folder or any fsspec URI", default="runs/{name}")
     steps: Positive = free("PPO steps to train in all", default=100)

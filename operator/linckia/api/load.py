@@ -62,7 +62,7 @@ def fork_sources(path: str | Path, overrides: Sequence[str] = ()) -> list[RunCon
 def deciding_values(config: RunConfig) -> dict[str, Any]:
     """Dotted key -> JSON value of everything in the config that decides the run's result.
 
-    Free keys are left out, and the paths of files and folders: their content decides, so whoever hashes this adds a
+    Free keys are left out, the run's name, and the paths of files and folders: their content decides, so whoever hashes this adds a
     hash of each of `content_paths`. Hub names stay. ``decay_steps`` is what it comes to, and None with a constant
     schedule, where it (and so ``run.steps``) decides nothing.
     """
@@ -216,7 +216,7 @@ def _is_local(path: str) -> bool:
 def _collect(model: BaseModel, prefix: str, values: dict[str, Any]) -> None:
     for name, info in type(model).model_fields.items():
         extra = info.json_schema_extra
-        if isinstance(extra, dict) and extra.get("free"):
+        if isinstance(extra, dict) and (extra.get("free") or extra.get("fixed")):
             continue
         value = getattr(model, name)
         if section_of(info) is not None and value is not None:
