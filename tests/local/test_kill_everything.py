@@ -122,6 +122,7 @@ def struck(work: Path) -> tuple[Path, list[Struck]]:
     for number, stage in enumerate(STAGES):
         strikes.append(strike(place, config, "struck", stage, not_before=2 * number + 1))
         if stage == "sync":  # this time the machine's memory is lost too: back to the run directory, and more replay
+            assert list(Path(f"/dev/shm/linckia-test-{os.getpid()}/struck").glob("struck-*/state/policy/*"))
             shutil.rmtree(f"/dev/shm/linckia-test-{os.getpid()}/struck")
     finish(place, config)
     return place, strikes

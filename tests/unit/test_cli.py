@@ -12,6 +12,7 @@ import pytest
 from unit.log_builders import EMPTY, ORIGIN, flip, save_state
 
 import linckia_trainer.control.server as control
+from linckia.api.config import RunConfig
 from linckia.api.errors import FencedError, UserError
 from linckia.cli import main as cli
 from linckia.cli import runs, trainer
@@ -23,6 +24,7 @@ from linckia_trainer.log.store import Store
 from linckia_trainer.metrics import names
 from linckia_trainer.metrics.sinks import FILE, read_rows
 from linckia_trainer.metrics.summary import summarize, write_summary
+from linckia_trainer.state.tiers import node_memory
 
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers")
 CONFIG = """\
@@ -390,7 +392,9 @@ def test_checkpoints_are_listed(call, sorted_run):
 
 def test_node_memory_is_listed_too(call, sorted_run, here):
     store = Store(str(sorted_run))
-    save_state(Store(str(here / "shm" / sorted_run.name)), RunLog(store, None), "policy", 4, run=sorted_run.name)
+    memory = node_memory(RunConfig.model_validate(attempts.read(store, 1).config)).store
+    assert Path(memory.uri).parent == here / "shm"
+    save_state(memory, RunLog(store, None), "policy", 4, run=sorted_run.name)
     rows = json.loads(call("checkpoints", sorted_run.name, "--json")[1])
     assert rows[0]["tiers"] == ["node_memory", "run_directory"]
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from unit.log_builders import CountingStore, both, flip, hash_at, local_store, make_log, ref, save_state
 
+from linckia.api.config import RunConfig
 from linckia_trainer.log import framing
 from linckia_trainer.log.store import Store
 from linckia_trainer.state.choose import newest_valid, refusals
-from linckia_trainer.state.tiers import StateRef, Tier, list_states, node_memory, verify_state
+from linckia_trainer.state.tiers import StateRef, Tier, list_states, node_memory, node_memory_folder, verify_state
 
 CASES: list[tuple[str, list[StateRef], int | None, str]] = [
     ("nothing saved", [], None, ""),
@@ -95,10 +96,31 @@ def test_a_skipped_step_makes_its_trained_state_invalid_and_the_rule_goes_back(s
     assert choice.step == 2
 
 
+def config_of(tmp_path: Path, directory: str) -> RunConfig:
+    sections = {
+        "run": {"name": "first", "dir": directory},
+        "model": {"path": "/model"},
+        "data": {"train": {"file": "/prompts.jsonl"}},
+        "reward": {"model": "/reward"},
+        "storage": {"node_memory_dir": str(tmp_path / "shm")},
+    }
+    return RunConfig.model_validate(sections)
+
+
+def test_runs_of_one_name_in_two_places_have_node_memory_of_their_own(tmp_path: Path) -> None:
+    places = ["/home/a/runs/first", "/home/b/runs/first", "s3://bucket/first"]
+    folders = [node_memory_folder(config_of(tmp_path, place)) for place in places]
+    assert len(set(folders)) == 3
+    assert {folder.parent for folder in folders} == {tmp_path / "shm"}
+    assert all(re.fullmatch(r"first-[0-9a-f]{8}", folder.name) for folder in folders)
+    for same in ("/home/a/runs/first/", "file:///home/a/runs/first"):
+        assert node_memory_folder(config_of(tmp_path, same)) == folders[0]
+    assert node_memory(config_of(tmp_path, places[0])).store.uri == str(folders[0])
+
+
 def test_tiers_are_listed_in_their_order_with_what_is_wrong(store: Store, tmp_path: Path) -> None:
     log = make_log(store, 3)
-    memory = node_memory(str(tmp_path / "shm"), "first")
-    assert memory.store.uri == str(tmp_path / "shm" / "first")
+    memory = node_memory(config_of(tmp_path, str(tmp_path / "run")))
     durable = Tier("run_directory", store)
     save_state(memory.store, log, "policy", 3)
     (cut,) = save_state(store, log, "policy", 1)

@@ -32,6 +32,7 @@ from linckia_trainer.run import Run, fresh_start
 from linckia_trainer.start import Standing
 from linckia_trainer.state.aside import refuse_half_moved, set_aside
 from linckia_trainer.state.fork import read_fork
+from linckia_trainer.state.tiers import node_memory_folder
 from linckia_trainer.weights.sync import WeightSync
 
 
@@ -185,7 +186,7 @@ def start_afresh(config: RunConfig, store: Store, folder: Path, progress: RunPro
     moved = set_aside(store, folder)
     if moved is not None:
         progress.message(f"the earlier run is now {moved}")
-    shutil.rmtree(Path(config.storage.node_memory_dir, config.run.name), ignore_errors=True)
+    shutil.rmtree(node_memory_folder(config), ignore_errors=True)
 
 
 def refuse_live(

@@ -193,7 +193,7 @@ def _open(place: RunPlace) -> _OpenRun:
     from linckia_trainer.log import attempts
     from linckia_trainer.log.chain import RunLog
     from linckia_trainer.log.store import Store
-    from linckia_trainer.state.tiers import RUN_DIRECTORY, Tier, node_memory
+    from linckia_trainer.state.tiers import RUN_DIRECTORY, Tier, node_memory, node_memory_folder
 
     store = Store(place.uri, place.options)
     newest = attempts.latest(store)
@@ -204,8 +204,8 @@ def _open(place: RunPlace) -> _OpenRun:
     if config.has_critic:
         worlds["critic"] = config.critic.world_size
     tiers = [Tier(RUN_DIRECTORY, store)]
-    if config.storage.node_memory is not None and Path(config.storage.node_memory_dir, config.run.name).is_dir():
-        tiers.insert(0, node_memory(config.storage.node_memory_dir, config.run.name))
+    if config.storage.node_memory is not None and node_memory_folder(config).is_dir():
+        tiers.insert(0, node_memory(config))
     return _OpenRun(config.run.name, store, RunLog(store, None), newest.attempt, config, tiers, worlds)
 
 

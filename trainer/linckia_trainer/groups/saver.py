@@ -32,7 +32,7 @@ class Saver:
         self.identity = identity
         self.tiers = {RUN_DIRECTORY: Tier(RUN_DIRECTORY, Store(config.run.dir, storage.options, storage.single_writer))}
         if storage.node_memory is not None:
-            self.tiers = {NODE_MEMORY: node_memory(storage.node_memory_dir, config.run.name), **self.tiers}
+            self.tiers = {NODE_MEMORY: node_memory(config), **self.tiers}
         self.keep = storage.node_memory.keep if storage.node_memory else 0
         self.pool = ThreadPoolExecutor(max_workers=len(self.tiers) + 1, thread_name_prefix="save")
         self.jobs: dict[str, Future[None]] = {}

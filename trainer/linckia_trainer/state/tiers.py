@@ -1,9 +1,11 @@
 """The places states are kept, and what is in them by the headers alone."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from linckia.api.config import RunConfig
 from linckia.api.errors import DamagedError
 from linckia_trainer.log import framing
 from linckia_trainer.log.store import Store
@@ -21,9 +23,18 @@ class Tier:
     store: Store
 
 
-def node_memory(folder: str, run: str) -> Tier:
+def node_memory_folder(config: RunConfig) -> Path:
+    """Where this host's memory keeps a run's states: by name, and by place, for two runs may have one name.
+
+    ``config.run.dir`` is absolute. Example: ``/dev/shm/linckia/sort-seed1-3f2a9c01``
+    """
+    place = config.run.dir.removeprefix("file://").rstrip("/")
+    return Path(config.storage.node_memory_dir, f"{config.run.name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}")
+
+
+def node_memory(config: RunConfig) -> Tier:
     """The node memory tier of this host."""
-    return Tier(NODE_MEMORY, Store(str(Path(folder, run))))
+    return Tier(NODE_MEMORY, Store(str(node_memory_folder(config))))
 
 
 @dataclass(frozen=True)
