@@ -96,7 +96,8 @@ def sorted_run(here):
     config = load_config("sort.yaml", ["run.seed=1", f"storage.node_memory_dir={here}/shm"])
     folder = here / "runs" / config.run.name
     store = Store(str(folder))
-    attempts.claim(store, {"host": "elsewhere", "pid": 1, "config": config.model_dump(mode="json")})
+    killed = {"host": this_host(), "pid": 1, "start_time": -1}
+    attempts.claim(store, {**killed, "config": config.model_dump(mode="json")})
     log = RunLog(store, ORIGIN)
     for step in (1, 2, 3, 4):
         log.commit(step, record_of(step), attempt=1)

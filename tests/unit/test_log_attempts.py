@@ -2,7 +2,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,52 @@ def test_another_hosts_attempt_is_as_alive_as_its_beacon() -> None:
     assert not attempts.is_alive(elsewhere)
     assert attempts.is_alive(elsewhere, lambda info: info.ray_address == "10.0.0.1:6379")
     assert not attempts.is_alive(elsewhere, lambda _: False)
+
+
+SIGNS = count(1)
+
+
+def watched(store: Store, attempt: int, signs_at: set[int]) -> tuple[list[float], Callable[[float], None]]:
+    """A clock that nobody waits for: the attempt gives a sign in the waits of these numbers."""
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) in signs_at:
+            store.put(f"attempts/{attempt}.sign", b'{"time": %d}' % next(SIGNS))
+
+    return waits, sleep
+
+
+@pytest.mark.parametrize(("signs_at", "live"), [({2}, True), ({attempts.LOOKS}, True), (set(), False)])
+def test_another_hosts_attempt_that_gives_signs_is_alive(store: Store, signs_at: set[int], live: bool) -> None:
+    attempts.claim(store, {"host": "another-host", "pid": 1})
+    attempts.give_sign(store, 1)
+    waits, sleep = watched(store, 1, signs_at)
+    assert attempts.is_live(store, attempts.read(store, 1), sleep=sleep) == live
+    assert len(waits) == min(signs_at, default=attempts.LOOKS)
+    assert 6 <= sum([attempts.SIGN_SECONDS / 2] * attempts.LOOKS) <= 15
+    waits, sleep = watched(store, 1, signs_at)
+    if live:
+        with pytest.raises(LiveRunError, match="another-host"):
+            attempts.claim(store, mine(), sleep=sleep)
+    else:  # it blocks nobody, and who has looked need not look again
+        assert attempts.claim(store, mine(), sleep=sleep, seen_dead=1) == 2
+        assert waits == []
+    assert not attempts.superseded(store, attempts.numbers(store)[-1])  # a sign is no attempt
+
+
+def test_nobody_waits_for_who_has_ended_or_can_be_seen(store: Store) -> None:
+    def never(seconds: float) -> None:
+        pytest.fail("it waits")
+
+    attempts.claim(store, {"host": "another-host", "pid": 1})
+    attempts.end(store, 1, "stopped")
+    assert not attempts.is_live(store, attempts.read(store, 1), sleep=never)
+    attempts.claim(store, mine(start_time=1))
+    assert not attempts.is_live(store, attempts.read(store, 2), sleep=never)
+    store.put("attempts/3", b"damaged")
+    assert not attempts.is_live(store, attempts.read(store, 3), sleep=never)
 
 
 def test_a_damaged_claim_blocks_nobody_and_keeps_its_number(store: Store) -> None:

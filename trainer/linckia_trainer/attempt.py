@@ -26,7 +26,6 @@ from linckia_trainer.metrics.summary import read_summary, render_summary, summar
 from linckia_trainer.run import Run
 from linckia_trainer.saving import copy_local_files
 
-WATCH_SECONDS = 3.0
 HEARTBEAT_SECONDS = 5.0
 EXIT_REPLACED = 4
 
@@ -159,13 +158,16 @@ def stop_on_signal(run: Run) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watching_for_newer(store: Store, attempt: int) -> Iterator[None]:
-    """Exit at once, touching nothing, when a newer attempt is claimed."""
+    """Exit at once, touching nothing, when a newer attempt is claimed. Meanwhile give signs of life."""
     done = threading.Event()
+    attempts.give_sign(store, attempt)
 
     def watch() -> None:
-        while not done.wait(WATCH_SECONDS):
+        while not done.wait(attempts.SIGN_SECONDS):
             try:
                 superseded = attempts.superseded(store, attempt)
+                if not superseded:
+                    attempts.give_sign(store, attempt)
             except (OSError, UserError):
                 continue  # a storage that does not answer says nothing about other attempts
             if superseded:

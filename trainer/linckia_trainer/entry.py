@@ -67,7 +67,7 @@ def train(
     if finished(store, config) and fork is None:
         check_unchanged(store, config)
         return show_finished(store, config, folder)
-    refuse_live(store, takeover)
+    seen_dead = refuse_live(store, takeover)
     progress.message(f"run {config.run.name} in {config.run.dir}")
     checked = check(config, progress.message)
     if fork is not None:
@@ -75,7 +75,7 @@ def train(
         progress.message(f"forked from {source.run.name} at step {step}")
     origin = check_origin(store, checked)
     try:
-        return attend(checked, origin, store, folder, config_path, address, takeover, progress, began)
+        return attend(checked, origin, store, folder, config_path, address, takeover, seen_dead, progress, began)
     except UserError as error:
         raise getattr(error, "cause", error) from None  # raised in a member, it comes wrapped in Ray's own words
 
@@ -88,6 +88,7 @@ def attend(
     config_path: str,
     address: str | None,
     takeover: bool,
+    seen_dead: int,
     progress: RunProgress,
     began: float,
 ) -> int:
@@ -107,7 +108,11 @@ def attend(
             "config": config.model_dump(mode="json", exclude={"storage": {"options"}}),
         }
         attempt = attempts.claim(
-            store, info, takeover=takeover, beacon_alive=lambda found: start.beacon_alive(found, name)
+            store,
+            info,
+            takeover=takeover,
+            beacon_alive=lambda found: start.beacon_alive(found, name),
+            seen_dead=seen_dead,
         )
         write_run_file(folder, config, config_path, attempt, server.address)
         host, _, port = server.address.rpartition(":")
@@ -193,13 +198,15 @@ def refuse_live(
     store: Store,
     takeover: bool,
     next_step: str = "wait for it, stop it with `linckia stop`, or take over with --takeover",
-) -> None:
+) -> int:
+    """LiveRunError if the newest attempt is alive; else its number, 0 if there is none."""
     newest = attempts.latest(store)
     if newest is not None and not takeover and attempts.is_live(store, newest):
         raise LiveRunError(
             "run.dir", store.uri,
             f"attempt {newest.attempt} of this run is alive: process {newest.pid} on {newest.host}", next_step,
         )  # fmt: skip
+    return newest.attempt if newest is not None else 0
 
 
 def finished(store: Store, config: RunConfig) -> bool:

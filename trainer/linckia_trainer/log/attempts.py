@@ -1,6 +1,7 @@
 """Who may write: attempts of the run's controller and generations of its groups, claimed by exclusive create.
 
-Objects, all JSON: ``attempts/N`` who claimed it, ``attempts/N.end`` how it ended, ``generations/{group}/{n}``.
+Objects, all JSON: ``attempts/N`` who claimed it, ``attempts/N.sign`` which it writes again and again while it lives,
+``attempts/N.end`` how it ended, ``generations/{group}/{n}``.
 """
 
 import json
@@ -14,6 +15,9 @@ from linckia.api.errors import LiveRunError
 from linckia_trainer.log.framing import canonical_json
 from linckia_trainer.log.process import start_time, this_host
 from linckia_trainer.log.store import Store
+
+SIGN_SECONDS = 3.0  # how often a living attempt gives a sign
+LOOKS = 8  # how often it is looked for, each time after half of that: a store may take its time
 
 Outcome = Literal["finished", "stopped", "failed"]
 _ATTEMPT = re.compile(r"attempts/(\d+)")
@@ -52,19 +56,28 @@ class AttemptEnd:
 
 
 BeaconAlive = Callable[[AttemptInfo], bool]
+Sleep = Callable[[float], None]
 
 
 def claim(
-    store: Store, info: Mapping[str, Any], *, takeover: bool = False, beacon_alive: BeaconAlive | None = None
+    store: Store,
+    info: Mapping[str, Any],
+    *,
+    takeover: bool = False,
+    beacon_alive: BeaconAlive | None = None,
+    seen_dead: int = 0,
+    sleep: Sleep = time.sleep,
 ) -> int:
     """Claim the next attempt; returns its number, from 1. ``info``: AttemptInfo's fields but for ``attempt``.
 
     From that moment a lower attempt is superseded. LiveRunError if the newest attempt is alive, unless ``takeover``. Of
-    two that start at once the slower finds the faster one alive.
+    two that start at once the slower finds the faster one alive. ``seen_dead``: an attempt that ``is_live`` has judged
+    already; of it only process and beacon are asked for.
     """
     while True:
         newest = latest(store)
-        if newest is not None and not takeover and is_live(store, newest, beacon_alive):
+        looks = LOOKS if newest is None or newest.attempt != seen_dead else 0
+        if newest is not None and not takeover and is_live(store, newest, beacon_alive, sleep, looks):
             raise LiveRunError(
                 "run.dir", store.uri,
                 f"attempt {newest.attempt} of this run is alive: process {newest.pid} on {newest.host}",
@@ -102,18 +115,43 @@ def superseded(store: Store, attempt: int) -> bool:
 
 
 def is_alive(info: AttemptInfo, beacon_alive: BeaconAlive | None = None) -> bool:
-    """Whether an attempt's process runs here, or its beacon is ALIVE in the Ray cluster it names.
-
-    Without ``beacon_alive`` an attempt of another host counts as dead: whoever cannot be seen blocks nobody.
-    """
+    """Whether an attempt's process runs here, or its beacon is ALIVE in the Ray cluster it names."""
     if info.pid and info.host == this_host() and start_time(info.pid) == info.start_time:
         return True
     return beacon_alive is not None and beacon_alive(info)
 
 
-def is_live(store: Store, info: AttemptInfo, beacon_alive: BeaconAlive | None = None) -> bool:
-    """``is_alive`` for an attempt that has not said that it ended."""
-    return outcome(store, info.attempt) is None and is_alive(info, beacon_alive)
+def is_live(
+    store: Store,
+    info: AttemptInfo,
+    beacon_alive: BeaconAlive | None = None,
+    sleep: Sleep = time.sleep,
+    looks: int = LOOKS,
+) -> bool:
+    """Whether an attempt has not said that it ended, and is alive: its process, its beacon, or signs from another host.
+
+    A process of this host is judged at once. An attempt of another host is looked at until it gives a sign, or has had
+    time for several: hosts' clocks need not agree, and one that is dead blocks nobody for longer than these 12 seconds.
+    """
+    if outcome(store, info.attempt) is not None:
+        return False
+    if is_alive(info, beacon_alive):
+        return True
+    return info.host not in ("", this_host()) and _gives_signs(store, info.attempt, sleep, looks)
+
+
+def give_sign(store: Store, attempt: int) -> None:
+    """Show hosts that cannot see this process that it lives."""
+    store.put(f"attempts/{attempt}.sign", canonical_json({"time": time.time()}))
+
+
+def _gives_signs(store: Store, attempt: int, sleep: Sleep, looks: int) -> bool:
+    before = _read_json(store, f"attempts/{attempt}.sign")
+    for _ in range(looks):
+        sleep(SIGN_SECONDS / 2)
+        if _read_json(store, f"attempts/{attempt}.sign") != before:
+            return True
+    return False
 
 
 def end(store: Store, attempt: int, outcome: Outcome, cause: str = "", fingerprint: str = "") -> None:
