@@ -16,6 +16,7 @@ from linckia.api.errors import FencedError, UserError
 from linckia.api.names import API_VERSION
 from linckia_trainer import scaling
 from linckia_trainer.control.server import OrderRefusedError
+from linckia_trainer.control.statuses import ask_statuses
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.log import attempts
 from linckia_trainer.log.store import Store
@@ -189,17 +190,10 @@ def heartbeat(run: Run) -> Iterator[None]:
 
     def beat() -> None:
         while not done.is_set():
-            for group in run.groups:
-                try:
-                    run.members[group.name] = group.status()
-                except GroupLostError as loss:
-                    run.healer.report(loss)
-                    continue
-                except FencedError:
-                    return  # a newer attempt has taken over
-                for member in run.members[group.name]:
-                    if member.get("saving_problem"):
-                        run.warn(member["saving_problem"])
+            try:
+                ask_statuses(run, HEARTBEAT_SECONDS)
+            except FencedError:
+                return  # a newer attempt has taken over
             done.wait(HEARTBEAT_SECONDS)
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
@@ -208,4 +202,4 @@ def heartbeat(run: Run) -> Iterator[None]:
         yield
     finally:
         done.set()
-        thread.join(timeout=HEARTBEAT_SECONDS)
+        thread.join(timeout=2 * HEARTBEAT_SECONDS)

@@ -105,6 +105,12 @@ class Healer:
         with self.lock:
             self.jobs.pop(group.name, None)
 
+    def newest(self, group: ActorGroup) -> ActorGroup:
+        """The group, or what is to become of it where that has members already."""
+        with self.lock:
+            job = self.jobs.get(group.name)
+            return group if job is None or job.done.done() or job.forming is None else job.forming
+
     def returning(self, group: ActorGroup) -> bool:
         """Whether a group is being replaced and not loaded yet."""
         with self.lock:
