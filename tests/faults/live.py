@@ -63,7 +63,7 @@ class Live:
             view = self.view()
             if view is not None and condition(view):
                 return view
-            time.sleep(0.002)
+            time.sleep(0.001)
         raise AssertionError(f"never seen: {what}; {self.said()}")
 
     def hold(self, wanted: bool) -> None:

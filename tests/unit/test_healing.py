@@ -29,6 +29,8 @@ class World:
         self.store = Store(str(tmp_path / "run"))
         self.fate = fate
         self.fenced: list[int] = []
+        self.fenced_processes: list[dict[str, Any]] = []
+        self.nodes: list[dict[str, Any]] = []
         self.caught_up: list[str] = []
         self.policy, *self.engines = (Group(name, [object()], 1, 1) for name in ("policy", "rollout-0", "rollout-1"))
         self.said: list[str] = []
@@ -58,7 +60,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
     def make(fate: Callable[[Group], Exception | None] = lambda successor: None) -> World:
         made = World(tmp_path, fate)
         monkeypatch.setattr(healing, "replace", made.replace)
-        monkeypatch.setattr(healing, "fence", lambda members, processes: [])
+        monkeypatch.setattr(healing, "fence", lambda members, processes: made.fenced_processes.extend(processes))
+        monkeypatch.setattr(healing.ray, "nodes", lambda: made.nodes)
         return made
 
     return make
@@ -178,3 +181,15 @@ def test_an_engine_that_was_asked_for_and_has_no_place_is_given_up(world: Callab
     assert new not in at.healer.loaded(at.engines)
     assert new not in at.engines
     assert "cannot be added" in at.said[-1]
+
+
+def test_a_lost_node_takes_all_its_groups_with_it(world: Callable[..., World]) -> None:
+    at = world()
+    for group, node in ((at.policy, "a"), (at.engines[0], "b"), (at.engines[1], "a")):
+        group.processes = [{"node": node, "node_id": node, "pid": 1, "start_time": 1}]
+    at.nodes = [{"NodeID": "a", "Alive": False}, {"NodeID": "b", "Alive": True}]
+    at.healer.report(death())
+    at.healer.settle(at.policy)
+    at.healer.await_one([at.engines[1]])
+    assert [group.generation for group in (at.policy, *at.engines)] == [2, 1, 2]
+    assert {process["node"] for process in at.fenced_processes} == {"a"}

@@ -29,6 +29,7 @@ from linckia_trainer.metrics.progress import RunProgress
 from linckia_trainer.metrics.sinks import Metrics, check_sinks, read_rows
 from linckia_trainer.metrics.summary import read_summary, render_summary, summarize
 from linckia_trainer.run import Run, fresh_start
+from linckia_trainer.saving import save_what_stands
 from linckia_trainer.start import Standing
 from linckia_trainer.state.aside import refuse_half_moved, set_aside
 from linckia_trainer.state.fork import read_fork
@@ -176,6 +177,9 @@ def run_attempt(
     with progress, stop_on_signal(run), heartbeat(run):
         try:
             controller.train(run)
+        except Exception:
+            save_what_stands(run)
+            raise
         finally:
             run.healer.close()
     run.metrics.close()

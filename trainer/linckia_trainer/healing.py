@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import ray
+
 from linckia.api.errors import UserError
 from linckia.api.names import role_of
 from linckia.decide.budget import Failure, RecoveryRecord, Stop, next_restart
@@ -201,11 +203,20 @@ class Healer:
                 self.unhealable = error
             job.done.set_exception(error)
 
+    def _fence_lost_nodes(self) -> None:
+        """All that stood on a lost node is lost with it: fence and report it before anything is placed again."""
+        dead = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
+        for group in self.run.groups:
+            if dead & {process["node_id"] for process in group.processes}:
+                fence(group.members, group.processes)
+                self.report(GroupLostError(group.name, group.generation, "death", "NODE_DIED", "its node is lost"))
+
     def _try(self, group: ActorGroup, job: Job) -> GroupLostError | None:
         def forming(successor: ActorGroup) -> None:
             job.forming = successor
 
         try:
+            self._fence_lost_nodes()
             group.become(replace(self.site, group, job.parts, forming))
         except GroupLostError as again:
             return again

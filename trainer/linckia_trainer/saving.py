@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linckia_trainer.groups.failure import GroupLostError
+from linckia_trainer.groups.failure import GroupLostError, first_line
 from linckia_trainer.groups.group import ActorGroup, Call
 from linckia_trainer.healing import healed
 from linckia_trainer.log import attempts
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COPIED = ("metrics.jsonl", "curves.png", "summary.json", "config.yaml")
 
 
+LAST_SAVE_SECONDS = 120.0
 FINISH_SECONDS = 3600.0  # a store that has not taken the last state by then will not
 
 
@@ -31,6 +32,17 @@ def finish_saving(run: "Run") -> None:
     if run.log.head() >= run.config.run.steps:  # all that lasts is in the run directory: give the memory back
         for group in run.stateful:
             healed(run, partial(group.call, "release_node_memory"), group)
+
+
+def save_what_stands(run: "Run") -> None:
+    """Before an end that was not asked for: the states of the groups that stand, in the run directory if it takes them."""
+    for group in run.stateful:
+        if run.healer.newest(group) is not group or run.healer.returning(group):
+            continue
+        try:
+            group.start("save", [RUN_DIRECTORY], [], True).results(timeout=LAST_SAVE_SECONDS)
+        except Exception as error:  # noqa: BLE001 - what ends the run matters more than that one more state was not saved
+            run.warn(f"{group.name} could not be saved once more: {first_line(error)}; its older states are kept")
 
 
 def save_beginning(run: "Run") -> None:
