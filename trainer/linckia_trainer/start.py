@@ -41,6 +41,8 @@ class Standing:
 def connect(config: RunConfig, address: str | None) -> Plan:
     """Connect to the cluster at ``address``, or start Ray in this process's machine; returns the run's plan."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray prints ten lines over the progress for each worker that dies; the healer says it in one, with what follows.
+    ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None
     settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if address is not None:
         try:
