@@ -1,5 +1,6 @@
 """A live run as seen and struck from outside: its control API, its processes, signals."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,13 +11,20 @@ from typing import Any
 
 import httpx
 import psutil
-from local import tiny
+from local import bits, tiny
 
 from linckia.api.access import find_token, read_run_file
 from linckia.api.names import TOKEN_HEADER
 
 START_SECONDS = 300
+STEPS = 40
 View = dict[str, Any]
+
+
+def started(work: Path, name: str, *arguments: str, **sections: dict[str, Any]) -> "Live":
+    """Start the run ``name`` in ``work``; every one of these has the golden run's records to come to."""
+    config = tiny.write_config(work / name, name, **{"run": {"steps": STEPS}, **sections})
+    return Live(work / name, config, *arguments)
 
 
 class Live:
@@ -110,3 +118,29 @@ def left_running(place: Path) -> list[str]:
         if (process.info["environ"] or {}).get("PWD", "").startswith(str(place)) or str(place) in words:
             left.append(words)
     return left
+
+
+def await_nothing_left(place: Path) -> None:
+    deadline = time.monotonic() + 10
+    while left_running(place) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_running(place) == []
+
+
+def recoveries(place: Path) -> list[dict[str, Any]]:
+    """What the run wrote down of each recovery, in the order in which they began."""
+    return [json.loads(path.read_text()) for path in sorted((place / "runs" / place.name / "recoveries").glob("*.end"))]
+
+
+def assert_equal_runs(place: Path, golden: Path) -> None:
+    """Records, chain, weights, optimizer states and consumed trajectories of two finished runs, bit for bit."""
+    assert len(bits.payload_hashes(golden)) == STEPS
+    assert bits.payload_hashes(place) == bits.payload_hashes(golden)
+    assert bits.log_hashes(place) == bits.log_hashes(golden)
+    for group, ranks in (("policy", 2), ("critic", 1)):
+        wanted = bits.state_hashes(golden, group, STEPS)
+        assert sorted(wanted) == list(range(ranks))
+        assert bits.state_hashes(place, group, STEPS) == wanted
+    keys = bits.trajectory_keys(place)
+    assert len(keys) == len(set(keys))
+    assert keys == bits.trajectory_keys(golden)

@@ -4,24 +4,19 @@ The run is never started again: each loss is healed beside the work. What is str
 read from the run's control API and from the recoveries it wrote down.
 """
 
-import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from faults.live import Live, left_running, pid_of, stands
-from local import bits, tiny
+from faults.live import Live, assert_equal_runs, await_nothing_left, pid_of, recoveries, stands, started
 
 from linckia.api.names import role_of
 from linckia_trainer.log.process import start_time
 
-STEPS = 40
 HEALED_SECONDS = 120
 
 # (group, rank, stage): every role, every stage, both ranks of the policy, both engines.
@@ -51,25 +46,6 @@ class Strike:
     gone: bool
     generation: int
     healed: int  # the generation that took its place
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("faults")
-
-
-def started(work: Path, name: str, *arguments: str) -> Live:
-    return Live(work / name, tiny.write_config(work / name, name, run={"steps": STEPS}), *arguments)
-
-
-@pytest.fixture(scope="module")
-def golden(work: Path) -> Iterator[Path]:
-    live = started(work, "golden")
-    try:
-        assert live.finish() == 0, live.said()
-        yield live.place
-    finally:
-        live.kill()
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +94,6 @@ def scale(live: Live, engines: int) -> None:
     assert (answer.status_code, answer.json()["engines"]) == (202, engines)
 
 
-def recoveries(place: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted((place / "runs" / place.name / "recoveries").glob("*.end"))]
-
-
 def test_every_strike_hit_a_living_member(struck: tuple[Path, list[Strike]]) -> None:
     _, strikes = struck
     assert [(one.group, one.stage) for one in strikes] == [(group, stage) for group, _, stage in STRIKES]
@@ -140,27 +112,10 @@ def test_each_loss_is_written_down_with_its_cost(struck: tuple[Path, list[Strike
 def test_the_run_ends_with_the_bits_of_one_that_was_never_struck(
     golden: Path, struck: tuple[Path, list[Strike]]
 ) -> None:
-    place, _ = struck
-    assert len(bits.payload_hashes(golden)) == STEPS
-    assert bits.payload_hashes(place) == bits.payload_hashes(golden)
-    assert bits.log_hashes(place) == bits.log_hashes(golden)
-    for group, ranks in (("policy", 2), ("critic", 1)):
-        wanted = bits.state_hashes(golden, group, STEPS)
-        assert sorted(wanted) == list(range(ranks))
-        assert bits.state_hashes(place, group, STEPS) == wanted
-
-
-def test_no_trajectory_is_recorded_twice_or_lost(golden: Path, struck: tuple[Path, list[Strike]]) -> None:
-    place, _ = struck
-    keys = bits.trajectory_keys(place)
-    assert len(keys) == len(set(keys))
-    assert sorted(keys) == sorted(bits.trajectory_keys(golden))
+    assert_equal_runs(struck[0], golden)
 
 
 def test_it_was_one_attempt_and_nothing_is_left_running(struck: tuple[Path, list[Strike]]) -> None:
     place, _ = struck
     assert [path.name for path in (place / "runs" / place.name / "attempts").glob("*") if path.suffix == ""] == ["1"]
-    deadline = time.monotonic() + 10
-    while left_running(place) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left_running(place) == []
+    await_nothing_left(place)
