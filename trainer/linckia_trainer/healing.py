@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 
-from linckia.api.errors import UserError
+from linckia.api.errors import FencedError, UserError
 from linckia.api.names import role_of
 from linckia.decide.budget import Failure, RecoveryRecord, Stop, next_restart
 from linckia_trainer.experience.batching import unshard
@@ -70,7 +70,7 @@ class Healer:
         self.losses: list[RecoveryRecord] = recoveries.losses(site.store)
         self.finished: list[Recovery] = []
         self.unhealable: UnhealableError | None = None
-        self.closed = False
+        self.closing = threading.Event()
         self.pool = ThreadPoolExecutor(max_workers=max(4, len(run.groups)), thread_name_prefix="heal")
 
     def report(self, loss: GroupLostError) -> None:
@@ -81,7 +81,7 @@ class Healer:
                 return  # an engine that leaves: its prompts go to others, and it was to go anyway
             group = groups[loss.group]
             job = self.jobs.get(group.name)
-            if self.closed or (job is None and loss.generation != group.generation):
+            if self.closing.is_set() or (job is None and loss.generation != group.generation):
                 return
             if loss.whole:
                 self._spend(group, self.run.step, self.run.stage_name, loss)
@@ -168,8 +168,8 @@ class Healer:
 
     def close(self) -> None:
         """No further replacement begins; those on their way are given up."""
+        self.closing.set()
         with self.lock:
-            self.closed = True
             forming = [job.forming for job in self.jobs.values() if job.forming is not None]
         for group in [*forming, *(standby for waiting in self.site.standbys.values() for standby in waiting)]:
             group.kill()
@@ -191,7 +191,7 @@ class Healer:
         """Replace until a successor stands loaded, or the budget is spent."""
         try:
             loss = job.loss
-            while loss is not None or job.forming is None:
+            while (loss is not None or job.forming is None) and not self.closing.is_set():
                 if loss is not None:
                     with job.parts.part("wait"):
                         number = self._spend(group, job.step, job.stage, loss)
@@ -214,6 +214,8 @@ class Healer:
     def _try(self, group: ActorGroup, job: Job) -> GroupLostError | None:
         def forming(successor: ActorGroup) -> None:
             job.forming = successor
+            if self.closing.is_set():
+                raise FencedError(f"{group.name} is not needed any more: the run ends")
 
         try:
             self._fence_lost_nodes()
@@ -239,7 +241,7 @@ class Healer:
             error = UnhealableError(group.name, loss.cause, verdict.reason, verdict.next_step)
             error.fingerprint = fingerprint
             raise error
-        time.sleep(verdict.after_seconds)
+        self.closing.wait(verdict.after_seconds)
         return number
 
     def _again(self, group: ActorGroup, job: Job, loss: GroupLostError) -> None:

@@ -112,8 +112,8 @@ def replace(site: Site, group: ActorGroup, parts: Parts, forming: Callable[[Acto
         fence(group.members, group.processes)
     with parts.part("place"):
         successor = next_generation(site, group)
-        forming(successor)
     try:
+        forming(successor)
         with parts.part("start"):
             await_members(site, successor)
             note_processes(site.store, successor)
