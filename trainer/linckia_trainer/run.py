@@ -181,7 +181,11 @@ class Run:
             "log_head": self.log.head(),
             "last_checkpoint": self.last_checkpoint,
             "groups": {
-                group.name: {"generation": group.generation, "members": self.members.get(group.name, [])}
+                group.name: {
+                    "generation": group.generation,
+                    "members": self.members.get(group.name, []),
+                    "standbys": len(self.healer.site.standbys.get(group.name, [])),
+                }
                 for group in self.groups
             },
             "metrics": self.last_row,
