@@ -40,6 +40,14 @@ test: lint ## lint, types and the tests
 unit: env ## the pure tests alone
 	$(BIN)/pytest -q tests/unit
 
+faults: env ## strike live runs with every fault, write docs/faults.md; what passed on this commit is not run again
+	@commit=$$(git rev-parse HEAD); mkdir -p build/faults/$$commit; \
+	for file in tests/faults/test_*.py; do \
+	  mark=build/faults/$$commit/$$(basename $$file); \
+	  [ -e $$mark ] || { $(BIN)/pytest -q $$file && touch $$mark; }; \
+	done
+	$(BIN)/python scripts/faults_table.py
+
 bench: env ## every benchmark, one JSON each in build/benchmarks
 	mkdir -p build/benchmarks
 	for script in dispatch weight_sync saving step; do \
@@ -59,4 +67,4 @@ lock: | .uv/bin/uv ## resolve again and write requirements/*.txt (hashes, no add
 clean: ## remove the environment and local runs
 	rm -rf $(VENV) .uv runs models
 
-.PHONY: help env demo lint test unit format lock clean
+.PHONY: help env demo lint test unit format lock faults clean

@@ -14,10 +14,11 @@ import psutil
 from local import bits, tiny
 
 from linckia.api.access import find_token, read_run_file
-from linckia.api.names import TOKEN_HEADER
+from linckia.api.names import TOKEN_HEADER, role_of
 
 START_SECONDS = 300
 STEPS = 40
+ROOT = Path(__file__).parents[2]
 View = dict[str, Any]
 
 
@@ -130,6 +131,22 @@ def await_nothing_left(place: Path) -> None:
 def recoveries(place: Path) -> list[dict[str, Any]]:
     """What the run wrote down of each recovery, in the order in which they began."""
     return [json.loads(path.read_text()) for path in sorted((place / "runs" / place.name / "recoveries").glob("*.end"))]
+
+
+def note_strikes(fault: str, place: Path, strikes: list[tuple[str, str, int]]) -> None:
+    """Write down what was struck, (group, stage, generation) each, and what it cost: ``make faults`` makes a table of it."""
+    costs = {(one["group"], one["generation_lost"]): one for one in recoveries(place)}
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
+    ).stdout.strip()
+    folder = ROOT / "build" / "faults"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "strikes.jsonl").open("a") as file:
+        for group, stage, generation in strikes:
+            cost = costs[group, generation]
+            row = {"commit": commit, "fault": fault, "stage": stage, "role": role_of(group), "group": group}
+            row |= {"seconds": cost["seconds"], "seconds_total": cost["seconds_total"]}
+            file.write(json.dumps(row) + "\n")
 
 
 def assert_equal_runs(place: Path, golden: Path) -> None:

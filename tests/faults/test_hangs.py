@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faults.live import Live, assert_equal_runs, await_nothing_left, pid_of, recoveries, stands, started
+from faults.live import Live, assert_equal_runs, await_nothing_left, note_strikes, pid_of, recoveries, stands, started
 
 from linckia_trainer.log.process import start_time
 
@@ -36,6 +36,7 @@ class Strike:
     group: str
     stage: str
     step: int
+    generation: int
     stopped: bool
     gone: bool
     standby: int  # standbys of the group that waited when it was struck
@@ -49,6 +50,7 @@ def struck(work: Path, golden: Path) -> Iterator[tuple[Path, list[Strike]]]:
         for group, rank, stage in STRIKES:
             strikes.append(strike(live, group, rank, stage, strikes[-1].step + 1 if strikes else 3))
         assert live.finish() == 0, live.said()
+        note_strikes("hang", live.place, [(one.group, one.stage, one.generation) for one in strikes])
         yield live.place, strikes
     finally:
         live.kill()
@@ -68,7 +70,9 @@ def strike(live: Live, group: str, rank: int, stage: str, not_before: int) -> St
     os.kill(pid, signal.SIGSTOP)
     stopped = psutil.Process(pid).status() == psutil.STATUS_STOPPED
     live.await_view(lambda view: view["groups"][group]["generation"] > generation, f"{group} healed", HEALED_SECONDS)
-    return Strike(group, stage, view["step"], stopped, start_time(pid) is None, view["groups"][group]["standbys"])
+    return Strike(
+        group, stage, view["step"], generation, stopped, start_time(pid) is None, view["groups"][group]["standbys"]
+    )
 
 
 def test_every_strike_stopped_a_member_in_its_stage(struck: tuple[Path, list[Strike]]) -> None:

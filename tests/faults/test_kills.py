@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faults.live import Live, assert_equal_runs, await_nothing_left, pid_of, recoveries, stands, started
+from faults.live import Live, assert_equal_runs, await_nothing_left, note_strikes, pid_of, recoveries, stands, started
 
 from linckia.api.names import role_of
 from linckia_trainer.log.process import start_time
@@ -62,6 +62,7 @@ def struck(work: Path, golden: Path) -> Iterator[tuple[Path, list[Strike]]]:
         scale(live, 1)
         live.await_view(lambda view: set(view["groups"]).isdisjoint({"rollout-1", "rollout-2"}), "one engine left")
         assert live.finish() == 0, live.said()
+        note_strikes("kill", live.place, [(one.group, one.stage, one.generation) for one in strikes])
         yield live.place, strikes
     finally:
         live.kill()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from faults.live import Live, assert_equal_runs, await_nothing_left, recoveries, stands, started
+from faults.live import Live, assert_equal_runs, await_nothing_left, note_strikes, recoveries, stands, started
 from local import light
 from ray.cluster_utils import Cluster
 
@@ -65,5 +65,6 @@ def test_the_groups_of_a_lost_node_come_back_elsewhere(work: Path, golden: Path,
     nodes = {member["node_id"] for shown in healed["groups"].values() for member in shown["members"]}
     assert struck not in nodes or not stands(healed, "policy")
     assert sorted(one["group"] for one in recoveries(live.place)) == sorted(lost)
+    note_strikes("node loss", live.place, [(name, view["stage"], 1) for name in lost])
     assert_equal_runs(live.place, golden)
     await_nothing_left(live.place)
