@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from linckia.api.config import RunConfig
 from linckia.api.load import load_config
 from linckia.api.plan import plan
-from linckia_trainer import start
 from linckia_trainer.groups import placement
 from linckia_trainer.groups.group import ActorGroup, start_group
 from linckia_trainer.groups.member import Identity
 from linckia_trainer.groups.placement import Placed
+from linckia_trainer.groups.replace import load_all
 from linckia_trainer.log import attempts
 from linckia_trainer.log.chain import RunLog
 from linckia_trainer.log.records import RecordHeader, encode
@@ -87,7 +87,7 @@ class World:
         self.config = config_of(self.folder / f"{self.ranks}-{name}", self.ranks, **sections)
         stateful = [group for group in self.groups.values() if group.name != "reference"]
         if not self.joined:
-            start.load_all(self.config, list(self.groups.values()), ORIGIN)
+            load_all(self.config, ORIGIN, list(self.groups.values()))
             self.joined = True
         else:
             refs = [ref for group in stateful for ref in group.start("load", self.config)]

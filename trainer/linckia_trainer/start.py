@@ -16,7 +16,7 @@ from linckia.api.plan import Plan, plan
 from linckia_trainer.groups import placement
 from linckia_trainer.groups.fence import fence
 from linckia_trainer.groups.group import ActorGroup
-from linckia_trainer.groups.replace import STATEFUL, Site, load, note_processes, start
+from linckia_trainer.groups.replace import STATEFUL, Site, load_all, note_processes, start
 from linckia_trainer.log import attempts
 from linckia_trainer.log.store import Store
 
@@ -121,13 +121,10 @@ def start_groups(config: RunConfig, planned: Plan, store: Store, attempt: int, o
         for name in sorted(plans, key=lambda one: plans[one].role != "rollout"):
             standing.groups[name] = start(site, name)
         say(f"loading models: {', '.join(standing.groups)}")
-        # All start loading before any trained group waits for its members to meet.
-        groups = sorted(standing.groups.values(), key=lambda group: group.name in STATEFUL)
-        for call in [call for group in groups for call in load(site, group)]:
-            call.results()
+        load_all(config, origin, list(standing.groups.values()))
         if config.storage.node_memory is not None:
             check_node_memory(config, [standing.groups[name] for name in STATEFUL if name in standing.groups])
-        for group in groups:
+        for group in standing.groups.values():
             note_processes(store, group)
     except BaseException:
         standing.remove()

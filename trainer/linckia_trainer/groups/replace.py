@@ -2,10 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import ray
 
@@ -14,7 +13,7 @@ from linckia.api.errors import UserError
 from linckia.api.plan import GroupPlan, PlacementGroupPlan
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.groups.fence import fence
-from linckia_trainer.groups.group import ActorGroup, start_group
+from linckia_trainer.groups.group import ActorGroup, Call, start_group
 from linckia_trainer.groups.placement import Placed, place_more
 from linckia_trainer.log import attempts
 from linckia_trainer.log.store import Store
@@ -118,7 +117,7 @@ def replace(site: Site, group: ActorGroup, parts: Parts, forming: Callable[[Acto
             await_members(site, successor)
             note_processes(site.store, successor)
         with parts.part("rendezvous"):
-            loading = load(site, successor)
+            loading = load(site.config, site.origin, successor)
         with parts.part("load"):
             for call in loading:
                 call.results()
@@ -145,16 +144,22 @@ def await_members(site: Site, group: ActorGroup) -> None:
     statuses.results()
 
 
-def load(site: Site, group: ActorGroup) -> list[Any]:
+def load_all(config: RunConfig, origin: str, groups: Sequence[ActorGroup]) -> None:
+    """Load every group's models, side by side: all begin before any trained group waits for its members to meet."""
+    ordered = sorted(groups, key=lambda group: group.name in STATEFUL)
+    for call in [call for group in ordered for call in load(config, origin, group)]:
+        call.results()
+
+
+def load(config: RunConfig, origin: str, group: ActorGroup) -> list[Call]:
     """Rendezvous of a trained group, then ``load``; returns the calls that are on their way."""
-    config = site.config
     if group.name not in STATEFUL:
         return [group.start("load", config)]
     host, port = group.first("open_rendezvous")
     return [
         group.start("join", host, port, config.recovery.collective_timeout),
         group.start("load", config),
-        group.start("begin", config, site.origin),
+        group.start("begin", config, origin),
     ]
 
 
