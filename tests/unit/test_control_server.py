@@ -1,4 +1,6 @@
+import ipaddress
 import json
+import socket
 import stat
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from unit.fakes import Healer, config_of
 from linckia.api.access import RunFile, find_token, read_run_file
 from linckia.api.errors import UserError
 from linckia_trainer.attempt import AttemptView
-from linckia_trainer.control.server import make_app, prometheus_text, serve
+from linckia_trainer.control.server import make_app, prometheus_text, reachable, serve
 from linckia_trainer.control.token import run_token
 
 VIEW = {
@@ -113,6 +115,28 @@ def test_a_real_port_is_bound_served_and_given_back():
     finally:
         server.close()
     serve(lambda: dict(VIEW), {}, "127.0.0.1", port, "secret").close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_all_addresses_are_told_as_one_that_is_reached(host):
+    server = serve(lambda: dict(VIEW), {}, host, 0, "secret")
+    try:
+        told = ipaddress.ip_address(server.address.rpartition(":")[0].strip("[]"))
+        assert not told.is_unspecified
+        assert httpx.get(f"http://{server.address}/v1/run", headers=TOKEN, timeout=10).json()["step"] == 7
+    finally:
+        server.close()
+
+
+def test_a_host_without_a_way_out_tells_its_own_loopback(monkeypatch):
+    class Unreachable(socket.socket):
+        def connect(self, address):
+            raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "socket", Unreachable)
+    assert [reachable(host) for host in ("0.0.0.0", "::", "10.0.0.7", "fe80::1%eth0")] == [
+        "127.0.0.1", "::1", "10.0.0.7", "fe80::1%eth0",
+    ]  # fmt: skip
 
 
 def test_an_address_that_is_not_ours():

@@ -46,12 +46,10 @@ def _call(
 ) -> httpx.Response | None:
     if place.file is None or not place.file.api_address:
         return None
-    host, _, port = place.file.api_address.rpartition(":")
-    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
     headers = {TOKEN_HEADER: find_token(place.name) or ""}
     try:
         with httpx.Client(trust_env=False, timeout=timeout) as client:
-            answer = client.request(method, f"http://{host}:{port}{path}", headers=headers, json=body)
+            answer = client.request(method, f"http://{place.file.api_address}{path}", headers=headers, json=body)
     except httpx.TransportError:
         return None
     if answer.status_code in (401, 403):

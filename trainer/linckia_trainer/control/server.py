@@ -4,7 +4,9 @@
 but the page itself, which holds nothing of the run.
 """
 
+import contextlib
 import hmac
+import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -54,7 +56,7 @@ class OrderRefusedError(Exception):
 
 @dataclass(frozen=True)
 class ControlServer:
-    """A serving control API. ``address`` is ``host:port`` as bound."""
+    """A serving control API. ``address`` is the ``host:port`` where it is reached."""
 
     address: str
     _server: uvicorn.Server
@@ -76,7 +78,7 @@ def serve(view: View, actions: Mapping[str, Action], host: str, port: int, token
     nothing; OrderRefusedError and UserError are answered with their reason.
     """
     listener = _bind(host, port)
-    bound = f"{_bracketed(listener.getsockname()[0])}:{listener.getsockname()[1]}"
+    bound = f"{_bracketed(reachable(listener.getsockname()[0]))}:{listener.getsockname()[1]}"
     config = uvicorn.Config(
         make_app(view, actions, token),
         log_config=None,
@@ -88,6 +90,17 @@ def serve(view: View, actions: Mapping[str, Action], host: str, port: int, token
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="control-api", daemon=True)
     thread.start()
     return ControlServer(bound, server, thread, listener)
+
+
+def reachable(host: str) -> str:
+    """The address to tell others: ``host``, or where it stands for all addresses, the one that other hosts see."""
+    if not ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+        return host
+    for family, beyond in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((beyond, 9))  # sends nothing: it asks which of our addresses leads out
+            return str(probe.getsockname()[0])
+    return "127.0.0.1" if ":" not in host else "::1"
 
 
 def make_app(view: View, actions: Mapping[str, Action], token: str) -> FastAPI:
