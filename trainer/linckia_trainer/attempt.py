@@ -38,6 +38,7 @@ class AttemptView:
         self.config = config
         self.run: Run | None = None
         self.start_seconds = 0.0
+        self.stopped_early = False
 
     def view(self) -> dict[str, Any]:
         if self.run is None:
@@ -92,16 +93,25 @@ class AttemptView:
 def ending(
     store: Store, attempt: int, config: RunConfig, folder: Path, control: AttemptView, progress: RunProgress
 ) -> Iterator[None]:
-    """Write down how the attempt ended, with summary and curves; a failure is said with the next command to type."""
+    """Write down how the attempt ended, with summary and curves; a failure is said with the next command to type.
+
+    An interrupt before the loop has begun is a stop, and goes no further.
+    """
     try:
         yield
     except FencedError:
         raise
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and (control.run is None or not control.run.stop_requested.is_set()):
+            control.stopped_early = True
+            sum_up(config, folder, "stopped", control, attempt)
+            attempts.end(store, attempt, "stopped")
+            progress.message(f"attempt {attempt} was stopped before its first step; the same command goes on")
+            return
         cause, fingerprint = describe_failure(error)
         with contextlib.suppress(OSError, UserError):  # the cause matters more than that it could not be written down
             attempts.end(store, attempt, "failed", cause, fingerprint)
-        sum_up(config, folder, "failed", control)
+        sum_up(config, folder, "failed", control, attempt)
         step = control.run.log.head() if control.run else 0
         progress.message(
             f"attempt {attempt} failed: {cause}\nstates are kept: the same command goes on after step {step}"
@@ -110,7 +120,7 @@ def ending(
     assert control.run is not None
     stopped = control.run.log.head() < config.run.steps
     outcome: attempts.Outcome = "stopped" if stopped else "finished"
-    sum_up(config, folder, outcome, control)
+    sum_up(config, folder, outcome, control, attempt)
     attempts.end(store, attempt, outcome)
     copy_local_files(folder, control.run)
     summary = read_summary(folder)
@@ -118,9 +128,9 @@ def ending(
     rich.print(render_summary(summary, folder))
 
 
-def sum_up(config: RunConfig, folder: Path, outcome: str, control: AttemptView) -> None:
+def sum_up(config: RunConfig, folder: Path, outcome: str, control: AttemptView, attempt: int) -> None:
     rows = read_rows(folder)
-    write_summary(folder, summarize(rows, config.run.name, config.run.dir, outcome, control.start_seconds))
+    write_summary(folder, summarize(rows, config.run.name, config.run.dir, outcome, control.start_seconds, attempt))
     if rows:
         draw_curves(rows, config.run.name, folder / "curves.png")
 
@@ -134,6 +144,23 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
     place = f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else "?"
     lines = str(cause).strip().splitlines() or [type(cause).__name__]
     return f"{type(cause).__name__}: {lines[-1]}", f"{type(cause).__name__}:{place}"
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Until the loop begins SIGTERM interrupts as Ctrl-C does; Ray's own handler would end the process as failed."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
 """``linckia train`` behind the command line: check everything, claim the attempt, start the groups, train, sum up."""
 
+import contextlib
 import os
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +15,16 @@ import rich
 from linckia.api.config import RunConfig
 from linckia.api.errors import LiveRunError, UserError
 from linckia_trainer import controller, recovery, start
-from linckia_trainer.attempt import AttemptView, ending, heartbeat, stop_on_signal, watching_for_newer
+from linckia_trainer.attempt import (
+    AttemptView,
+    ending,
+    heartbeat,
+    interrupted_by_sigterm,
+    stop_on_signal,
+    watching_for_newer,
+)
 from linckia_trainer.checks import Checked, check, check_origin, check_unchanged
-from linckia_trainer.control.server import serve
+from linckia_trainer.control.server import ControlServer, serve
 from linckia_trainer.control.token import run_token
 from linckia_trainer.forking import fork_from, open_store, plan_fork
 from linckia_trainer.healing import Healer
@@ -37,6 +46,18 @@ from linckia_trainer.state.tiers import node_memory_folder
 from linckia_trainer.weights.sync import WeightSync
 
 
+@dataclass(frozen=True)
+class Ready:
+    """What an attempt starts from, checked. ``seen_dead``: the newest attempt so far, which is not alive."""
+
+    checked: Checked
+    origin: str
+    store: Store
+    folder: Path
+    seen_dead: int
+    progress: RunProgress
+
+
 def train(
     config: RunConfig,
     config_path: str,
@@ -53,6 +74,23 @@ def train(
     whatever a user can put right; nothing has been started or lost then.
     """
     began = time.monotonic()
+    try:
+        ready = prepare(config, takeover, fork, fresh, quiet, sources)
+    except KeyboardInterrupt:
+        print("stopped before anything was started")
+        return 0
+    if ready is None:
+        return 0
+    try:
+        return attend(ready, config_path, address, takeover, began)
+    except UserError as error:
+        raise getattr(error, "cause", error) from None  # raised in a member, it comes wrapped in Ray's own words
+
+
+def prepare(
+    config: RunConfig, takeover: bool, fork: str | None, fresh: bool, quiet: bool, sources: Sequence[RunConfig]
+) -> Ready | None:
+    """Check everything, and make the fork if one is asked for; None if the run is finished, which is shown."""
     check_sinks(config)
     config, folder = prepare_folder(config)
     if fork is not None:
@@ -67,85 +105,82 @@ def train(
     fetch_local(store, folder)
     if finished(store, config) and fork is None:
         check_unchanged(store, config)
-        return show_finished(store, config, folder)
+        show_finished(store, config, folder)
+        return None
     seen_dead = refuse_live(store, takeover)
     progress.message(f"run {config.run.name} in {config.run.dir}")
     checked = check(config, progress.message)
     if fork is not None:
         step = fork_from(source, checked, store)
         progress.message(f"forked from {source.run.name} at step {step}")
-    origin = check_origin(store, checked)
-    try:
-        return attend(checked, origin, store, folder, config_path, address, takeover, seen_dead, progress, began)
-    except UserError as error:
-        raise getattr(error, "cause", error) from None  # raised in a member, it comes wrapped in Ray's own words
+    return Ready(checked, check_origin(store, checked), store, folder, seen_dead, progress)
 
 
-def attend(
-    checked: Checked,
-    origin: str,
-    store: Store,
-    folder: Path,
-    config_path: str,
-    address: str | None,
-    takeover: bool,
-    seen_dead: int,
-    progress: RunProgress,
-    began: float,
-) -> int:
-    """One attempt from its claim to its end."""
-    config = checked.config
-    name = config.run.name
-    planned = start.connect(config, address)
+def attend(ready: Ready, config_path: str, address: str | None, takeover: bool, began: float) -> int:
+    """One attempt from its claim to its end. A stop before the loop ends it as stopped, with nothing left behind."""
+    config, store = ready.checked.config, ready.store
     control = AttemptView(config)
-    server = serve(control.view, control.actions(), config.control.host, config.control.port, run_token(name))
     try:
-        info = {
-            "host": this_host(),
-            "pid": os.getpid(),
-            "start_time": this_start_time(),
-            "ray_address": ray.get_runtime_context().gcs_address,
-            "api_address": server.address,
-            "config": config.model_dump(mode="json", exclude={"storage": {"options"}}),
-        }
-        attempt = attempts.claim(
-            store,
-            info,
-            takeover=takeover,
-            beacon_alive=lambda found: start.beacon_alive(found, name),
-            seen_dead=seen_dead,
-        )
-        write_run_file(folder, config, config_path, attempt, server.address)
-        host, _, port = server.address.rpartition(":")
-        beacon = start.light_beacon(name, attempt, host, int(port))
-        with watching_for_newer(store, attempt), ending(store, attempt, config, folder, control, progress):
-            standing = start.start_groups(config, planned, store, attempt, origin, progress.message)
+        planned = start.connect(config, address)
+        with interrupted_by_sigterm():
+            server = serve(
+                control.view, control.actions(), config.control.host, config.control.port, run_token(config.run.name)
+            )
             try:
-                run_attempt(checked, origin, store, folder, attempt, standing, control, progress, began)
+                attempt = claim(ready, server, takeover)
+                with (
+                    watching_for_newer(store, attempt),
+                    ending(store, attempt, config, ready.folder, control, ready.progress),
+                ):
+                    write_run_file(ready.folder, config, config_path, attempt, server.address)
+                    host, _, port = server.address.rpartition(":")
+                    beacon = start.light_beacon(config.run.name, attempt, host, int(port))
+                    standing = start.start_groups(config, planned, store, attempt, ready.origin, ready.progress.message)
+                    try:
+                        run_attempt(ready, attempt, standing, control, began)
+                    finally:
+                        standing.remove()
+                    del beacon
+                if control.stopped_early:  # also what had been asked of Ray when the stop came in between
+                    with contextlib.suppress(ValueError):  # an actor that is gone already
+                        start.remove_earlier(config.run.name)
             finally:
-                standing.remove()
-        del beacon
+                server.close()
+    except KeyboardInterrupt:
+        if control.run is not None:
+            raise
+        ready.progress.message("stopped before the attempt began")
     finally:
-        server.close()
         ray.shutdown()
     return 0
 
 
-def run_attempt(
-    checked: Checked,
-    origin: str,
-    store: Store,
-    folder: Path,
-    attempt: int,
-    standing: Standing,
-    control: AttemptView,
-    progress: RunProgress,
-    began: float,
-) -> None:
+def claim(ready: Ready, server: ControlServer, takeover: bool) -> int:
+    """Claim the next attempt, with what others need to know of it; returns its number."""
+    config = ready.checked.config
+    info = {
+        "host": this_host(),
+        "pid": os.getpid(),
+        "start_time": this_start_time(),
+        "ray_address": ray.get_runtime_context().gcs_address,
+        "api_address": server.address,
+        "config": config.model_dump(mode="json", exclude={"storage": {"options"}}),
+    }
+    return attempts.claim(
+        ready.store,
+        info,
+        takeover=takeover,
+        beacon_alive=lambda found: start.beacon_alive(found, config.run.name),
+        seen_dead=ready.seen_dead,
+    )
+
+
+def run_attempt(ready: Ready, attempt: int, standing: Standing, control: AttemptView, began: float) -> None:
     """The loop of ``controller.train`` with everything around it in place."""
+    checked, store, folder, progress = ready.checked, ready.store, ready.folder, ready.progress
     config, groups = checked.config, standing.groups
     forked = read_fork(store)
-    log = RunLog(store, origin)
+    log = RunLog(store, ready.origin)
     run = Run(
         config=config,
         folder=folder,
@@ -220,8 +255,7 @@ def finished(store: Store, config: RunConfig) -> bool:
     return ended is not None and ended.outcome == "finished" and RunLog(store, None).head() >= config.run.steps
 
 
-def show_finished(store: Store, config: RunConfig, folder: Path) -> int:
+def show_finished(store: Store, config: RunConfig, folder: Path) -> None:
     summary = read_summary(folder) or summarize(read_rows(folder), config.run.name, config.run.dir, "finished")
     print(f"run {config.run.name} is finished ({config.run.dir})")
     rich.print(render_summary(summary, folder))
-    return 0

@@ -43,8 +43,10 @@ class Summary:
     tokens_per_second: float = 0.0
 
 
-def summarize(rows: Sequence[Row], run: str, uri: str, outcome: str, start_seconds: float = 0.0) -> Summary:
-    """The summary of ``rows`` (from ``sinks.read_rows``). Pure."""
+def summarize(
+    rows: Sequence[Row], run: str, uri: str, outcome: str, start_seconds: float = 0.0, attempt: int = 0
+) -> Summary:
+    """The summary of ``rows`` (from ``sinks.read_rows``) at the end of ``attempt``, which may have written none. Pure."""
     scores = _values(rows, names.EVALUATION_SCORE)
     rewards = _values(rows, names.REWARD)
     by_stage = {stage: sum(_values(rows, names.seconds(stage))) for stage in (*names.STAGES, "evaluate")}
@@ -56,7 +58,7 @@ def summarize(rows: Sequence[Row], run: str, uri: str, outcome: str, start_secon
         uri=uri,
         outcome=outcome,
         steps=max((row["step"] for row in rows), default=0),
-        attempts=max((row["attempt"] for row in rows), default=0),
+        attempts=max([attempt, *(row["attempt"] for row in rows)]),
         eval_before=scores[0] if scores and rows[0].get(names.EVALUATION_SCORE) is not None else None,
         eval_after=scores[-1] if scores else None,
         eval_max=max(scores, default=None),
