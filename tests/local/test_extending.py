@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import ray
 from local import tiny
+from unit.algorithms_batches import run_config
 
+from linckia.api.algorithms import ALGORITHMS
 from linckia.api.names import NAMESPACE
-from linckia_trainer.algorithms import ALGORITHMS
+from linckia_trainer.algorithms import advantages_of
 from linckia_trainer.roles import ROLES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -54,7 +56,8 @@ def test_a_new_role_is_a_class_and_a_line(written: Path) -> None:
 def test_a_new_algorithm_is_a_function_and_an_entry(written: Path) -> None:
     import reinforce  # type: ignore[import-not-found]
 
-    assert ALGORITHMS["reinforce"].advantages is reinforce.advantages
+    assert advantages_of("reinforce") is reinforce.advantages
+    assert not run_config({"name": "reinforce"}).has_critic
     batch = {"loss_mask": np.array([[0, 1, 1], [0, 1, 0]], np.uint8)}
     rewards = np.array([[0, 0, 3], [0, 1, 0]], np.float32)
     found = reinforce.advantages(batch, rewards, None)["advantages"]

@@ -8,11 +8,14 @@ from typing import get_args
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from pydantic import ValidationError
 from unit import algorithms_reference as reference
 from unit.algorithms_batches import random_batch, run_config
 
+from linckia.api.algorithms import ALGORITHMS, Algorithm
 from linckia.api.config import Algorithm as AlgorithmConfig
-from linckia_trainer.algorithms import ALGORITHMS, gae, grpo, kl, masks, ppo
+from linckia.api.errors import UserError
+from linckia_trainer.algorithms import advantages_of, gae, grpo, kl, masks, ppo
 from linckia_trainer.algorithms.rewards import Normalizer, clip_rewards, token_rewards
 
 SEEDS = range(10)
@@ -239,11 +242,26 @@ def test_sums_over_trained_tokens():
     assert_array_equal(columns, [2, 3])
 
 
-def test_every_configurable_algorithm_is_there_and_agrees_about_the_critic():
-    assert set(get_args(AlgorithmConfig.model_fields["name"].annotation)) == set(ALGORITHMS)
+def test_every_algorithm_is_there_and_the_config_knows_what_it_needs():
     for name, algorithm in ALGORITHMS.items():
-        assert algorithm.name == name
-        assert run_config({"name": name}).has_critic == algorithm.needs_critic
+        config = run_config({"name": name})
+        assert config.has_critic == algorithm.needs_critic
+        batch = random_batch(seed=1)
+        rewards = np.where(batch["loss_mask"].astype(bool), 1.0, np.nan).astype(np.float32)
+        found = advantages_of(name)(batch, rewards, config.algorithm)
+        assert ("returns" in found) == algorithm.needs_critic
+
+
+def test_a_line_makes_an_algorithm_that_a_config_may_name(monkeypatch):
+    with pytest.raises(ValidationError, match="must be one of 'ppo', 'grpo'; the nearest is 'grpo'"):
+        run_config({"name": "gpro"})
+    monkeypatch.setitem(ALGORITHMS, "gpro", Algorithm("linckia_trainer.algorithms.ppo", needs_critic=True))
+    assert run_config({"name": "gpro"}).has_critic
+    monkeypatch.setitem(
+        ALGORITHMS, "gpro", Algorithm("linckia_trainer.algorithms.grpo", False, min_samples_per_prompt=3)
+    )
+    with pytest.raises(UserError, match=r"data\.samples_per_prompt = 2: gpro compares"):
+        run_config({"name": "gpro"})
 
 
 def test_the_controller_gets_advantages_without_torch():

@@ -5,11 +5,13 @@ keys may change between attempts of one run. The deciding keys are part of ``log
 states, actors and node memory carry it, so it stays, and equal runs of two names are equal.
 """
 
+import difflib
 import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from linckia.api.algorithms import ALGORITHMS
 from linckia.api.errors import UserError
 
 Role = Literal["policy", "critic", "reference", "reward", "rollout"]
@@ -67,10 +69,19 @@ def _off_not_false(value: object) -> object:
     return "off" if value is False else value  # unquoted, YAML reads the word off as false
 
 
+def _checked_algorithm(text: str) -> str:
+    if text not in ALGORITHMS:
+        near = difflib.get_close_matches(text, ALGORITHMS, n=1)
+        names = ", ".join(repr(name) for name in ALGORITHMS)
+        raise ValueError(f"must be one of {names}" + (f"; the nearest is {near[0]!r}" if near else ""))
+    return text
+
+
 Memory = Annotated[str, AfterValidator(_checked_memory)]
 Code = Annotated[str, AfterValidator(_checked_code)]
 Watcher = Annotated[Literal["embedded", "operator", "off"], BeforeValidator(_off_not_false)]
 RunName = Annotated[str, AfterValidator(_checked_name)]
+AlgorithmName = Annotated[str, AfterValidator(_checked_algorithm)]
 
 
 def free(description: str, **kwargs: Any) -> Any:
@@ -241,7 +252,7 @@ class KL(Section):
 
 
 class Algorithm(Section):
-    name: Literal["ppo", "grpo"] = deciding("ppo: GAE with a critic; grpo: group-relative, no critic", default="ppo")
+    name: AlgorithmName = deciding("ppo: GAE with a critic; grpo: group-relative, no critic", default="ppo")
     gamma: Fraction = deciding("discount", default=1.0)
     lam: Fraction = deciding("GAE lambda", default=0.95)
     clip: Annotated[float, Field(gt=0)] = deciding("clip range of the policy ratio", default=0.2)
@@ -426,7 +437,7 @@ class RunConfig(Section):
 
     @property
     def has_critic(self) -> bool:
-        return self.algorithm.name == "ppo"
+        return ALGORITHMS[self.algorithm.name].needs_critic
 
     @property
     def has_reference(self) -> bool:
@@ -440,12 +451,13 @@ class RunConfig(Section):
     def _consistent(self) -> "RunConfig":
         for name in ("policy", "critic") if self.has_critic else ("policy",):
             _check_batches(name, getattr(self, name), self.rows_per_step)
-        if self.algorithm.name == "grpo" and self.data.samples_per_prompt < 2:
+        least = ALGORITHMS[self.algorithm.name].min_samples_per_prompt
+        if self.data.samples_per_prompt < least:
             raise UserError(
                 "data.samples_per_prompt",
                 self.data.samples_per_prompt,
-                "grpo compares the samples of one prompt with each other",
-                "set it to 2 or more (8 is common)",
+                f"{self.algorithm.name} compares the samples of one prompt with each other",
+                f"set it to {least} or more (8 is common)",
             )
         if self.reward.verifier and self.data.train.reasoning_gym is None:
             raise UserError(

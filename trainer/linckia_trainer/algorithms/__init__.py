@@ -6,33 +6,26 @@
 - ``losses.py``: the losses the members minimise; the only module here that imports torch
 - ``masks.py``: sums over trained tokens that do not depend on padding
 
-Adding an algorithm: one file with an ``advantages`` function, one line in ``ALGORITHMS``, one word in
-``linckia.api.config.Algorithm.name``.
+Adding an algorithm: one file with an ``advantages`` function, one line in ``linckia.api.algorithms.ALGORITHMS``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from linckia.api.algorithms import ALGORITHMS
 from linckia.api.config import Algorithm as AlgorithmConfig
-from linckia_trainer.algorithms import grpo, ppo
 from linckia_trainer.algorithms.masks import Batch
 
-
-@dataclass(frozen=True)
-class Algorithm:
-    """``advantages(batch, token_rewards, config)`` is pure: the record's arrays and float32 [N, T] token rewards to
-    ``{"advantages": float32 [N, T]}``, with ``"returns"`` beside it where a critic learns."""
-
-    name: str
-    needs_critic: bool
-    advantages: Callable[[Batch, NDArray[np.float32], AlgorithmConfig], dict[str, NDArray[Any]]]
+# ``advantages(batch, token_rewards, config)`` is pure: the record's arrays and float32 [N, T] token rewards to
+# ``{"advantages": float32 [N, T]}``, with ``"returns"`` beside it where a critic learns.
+Advantages = Callable[[Batch, NDArray[np.float32], AlgorithmConfig], dict[str, NDArray[Any]]]
 
 
-ALGORITHMS: dict[str, Algorithm] = {
-    "ppo": Algorithm("ppo", needs_critic=True, advantages=ppo.advantages),
-    "grpo": Algorithm("grpo", needs_critic=False, advantages=grpo.advantages),
-}
+def advantages_of(name: str) -> Advantages:
+    """The algorithm's own function."""
+    found: Advantages = import_module(ALGORITHMS[name].module).advantages
+    return found

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linckia.api.config import RunConfig
-from linckia_trainer.algorithms import ALGORITHMS, kl
+from linckia_trainer.algorithms import advantages_of, kl
 from linckia_trainer.algorithms.masks import Batch, trained_tokens
 from linckia_trainer.algorithms.rewards import Normalizer, clip_rewards, token_rewards
 
@@ -21,7 +21,7 @@ def prepare(batch: Batch, header: Mapping[str, Any], config: RunConfig) -> dict[
     algorithm = config.algorithm
     shaped = shape_rewards(batch["rewards"], Normalizer(**header["normalizer"]), config)
     rewards = token_rewards(batch, shaped, header["kl_coefficient"], algorithm.kl.estimator, algorithm.kl.where)
-    return {**batch, **ALGORITHMS[algorithm.name].advantages(batch, rewards, algorithm)}
+    return {**batch, **advantages_of(algorithm.name)(batch, rewards, algorithm)}
 
 
 def after_step(
