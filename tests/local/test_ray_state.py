@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
 
 from linckia.api.names import NAMESPACE, actor_name
 from linckia.observe.observation import ActorSeen
@@ -34,7 +35,8 @@ def client() -> Iterator[RayStateClient]:
     context = ray.init(
         address="local", namespace=NAMESPACE, num_cpus=1, include_dashboard=True, dashboard_port=0, log_to_driver=False
     )
-    with RayStateClient(f"http://{context.address_info['webui_url']}", timeout=10) as one:
+    url = f"http://{context.address_info['webui_url']}"
+    with RayStateClient(url, get_auth_headers_if_auth_enabled({}), timeout=10) as one:
         yield one
     ray.shutdown()
 

@@ -8,7 +8,7 @@ import pytest
 
 from linckia.api.names import actor_name, beacon_name, parse_actor_name, placement_group_name
 from linckia.observe.observation import ActorSeen, MemberSeen, NodeSeen, PlacementGroupSeen, RayState, group_seen
-from linckia.observe.ray_state import RayStateClient, death_cause
+from linckia.observe.ray_state import RayStateClient, bearer, death_cause
 
 Answer = Callable[[httpx.Request], httpx.Response]
 
@@ -22,8 +22,8 @@ def listed(rows: list[dict[str, Any]], **more: Any) -> httpx.Response:
     return httpx.Response(200, json={"result": True, "msg": "", "data": {"result": inner}})
 
 
-def client(answer: Answer, token: str | None = None) -> RayStateClient:
-    return RayStateClient("http://ray:8265", token, transport=httpx.MockTransport(answer))
+def client(answer: Answer, headers: dict[str, str] | None = None) -> RayStateClient:
+    return RayStateClient("http://ray:8265", headers, transport=httpx.MockTransport(answer))
 
 
 def look(actors: httpx.Response | None = None, nodes: httpx.Response | None = None) -> RayState:
@@ -76,7 +76,7 @@ def test_what_is_asked() -> None:
         asked.append(request)
         return listed([])
 
-    with client(answer, token="secret") as one:
+    with client(answer, bearer("secret")) as one:
         one.look("demo")
     parameters = asked[0].url.params
     assert parameters.get_list("filter_keys") == ["ray_namespace"]
@@ -162,7 +162,8 @@ def test_a_pickle_in_an_answer_stays_shut(monkeypatch: pytest.MonkeyPatch) -> No
         raise AssertionError("unpickled")
 
     monkeypatch.setattr("pickle.loads", opened)
-    context = {"serialized_exception": "gASVDQAAAAAAAACMCW51bGw=", "formatted_exception_string": "ValueError: no model"}
+    text = "Traceback:\n  x.py\nValueError: no model\n"
+    context = {"serialized_exception": "gASVDQAAAAAAAACMCW51bGw=", "formatted_exception_string": text}
     row = actor("demo/policy/1/0", "DEAD", death_cause={"creation_task_failure_context": context})
     (seen,) = look(listed([row])).actors or ()
     assert (seen.cause, seen.message) == ("CREATION_FAILED", "ValueError: no model")

@@ -374,11 +374,10 @@ class Recovery(Section):
     )
     watch_seconds: Annotated[float, Field(gt=0)] = free("seconds from one look of the watcher to the next", default=5)
     hang_floor_seconds: Annotated[float, Field(gt=0)] = free(
-        "least seconds without progress that are ever called a hang", default=60
+        "least seconds without progress that are ever called a hang", default=120
     )
     first_time_factor: Annotated[float, Field(ge=1)] = free(
-        "what was not seen before may take this many times hang_floor_seconds, or the longest that was seen of it",
-        default=30,
+        "a stage that was not seen to end before may stand still this many times hang_floor_seconds", default=15
     )
     straggler_factor: Annotated[float, Field(gt=1)] = free(
         "a member this many times slower than its peers, step after step, is reported", default=2

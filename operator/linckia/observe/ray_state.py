@@ -34,20 +34,29 @@ class StateApiError(Exception):
     """The state API did not answer, or not with what can be used; its text says why."""
 
 
+def bearer(token: str) -> dict[str, str]:
+    """The header with which Ray's dashboard takes a token."""
+    return {"Authorization": f"Bearer {token}"}
+
+
 class RayStateClient:
     """Asks one dashboard. Every request ends within ``timeout`` seconds; what fails is None with a reason.
 
-    ``url``: the dashboard's address, such as ``http://10.0.0.2:8265``. ``token``: for a cluster with token
-    authentication. The state API answers with at most 10,000 entries; actors are asked for in our namespace alone.
+    ``url``: the dashboard's address, such as ``http://10.0.0.2:8265``. ``headers``: what proves who asks, such as
+    ``bearer(token)``; Ray's own default asks for a token, on one machine too. The state API answers with at most 10,000
+    entries; actors are asked for in our namespace alone.
 
     Example: ``with RayStateClient("http://127.0.0.1:8265") as client: state = client.look("sort-seed1")``
     """
 
     def __init__(
-        self, url: str, token: str | None = None, timeout: float = 2.0, transport: httpx.BaseTransport | None = None
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 2.0,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.timeout = timeout
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         # trust_env off: a proxy of the environment must not come between a controller and its own cluster.
         self.http = httpx.Client(
             base_url=url, headers=headers, timeout=timeout, trust_env=False, transport=transport, follow_redirects=False
@@ -178,8 +187,10 @@ def death_cause(context: object) -> tuple[Cause, str]:
 def _message(context: object) -> str:
     if not isinstance(context, Mapping):
         return ""
-    text = context.get("error_message") or context.get("formatted_exception_string") or ""
-    return str(text).strip()[:MESSAGE_LENGTH]
+    if text := str(context.get("error_message") or "").strip():
+        return text[:MESSAGE_LENGTH]
+    lines = str(context.get("formatted_exception_string") or "").strip().splitlines()
+    return lines[-1].strip()[:MESSAGE_LENGTH] if lines else ""  # a traceback ends with what was raised
 
 
 def node_seen(row: Row) -> NodeSeen:

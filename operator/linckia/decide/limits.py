@@ -1,0 +1,101 @@
+"""How long a member may show no progress before that is a hang. The limits adapt to what the run has shown.
+
+A limit is the largest of
+- ``recovery.hang_floor_seconds``,
+- some times the longest wait between two ticks that this stage has shown and then gone on from, now or before,
+- the smaller of what lies far beyond its usual tick and what lies beyond its usual whole time. How far is counted in
+  standard deviations of the logarithm of its times: a stage that always takes as long gets a short limit, one that
+  takes a hundred times as long now and then gets a long one, but not while little of it was seen: then at most
+  ``recovery.first_time_factor`` times the longest whole time;
+- a time limit that the stage has of its own, such as ``reward.timeout``.
+
+A stage that has not been seen to end yet may take ``recovery.first_time_factor`` times the floor.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from linckia.api.config import Recovery, RunConfig
+from linckia.decide.history import History, Track
+
+TIMES_THE_LONGEST = 3.0
+TICK_DEVIATIONS = 8.0
+WHOLE_DEVIATIONS = 4.5
+
+
+@dataclass(frozen=True)
+class WatchPolicy:
+    """``recovery`` as configured, and the seconds that (role, stage) may take by a limit of their own."""
+
+    recovery: Recovery
+    own_limits: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    @property
+    def floor(self) -> float:
+        return self.recovery.hang_floor_seconds
+
+    @property
+    def first_time(self) -> float:
+        """Seconds that something may take of which nothing was seen yet."""
+        return self.recovery.first_time_factor * self.floor
+
+
+def watch_policy(config: RunConfig) -> WatchPolicy:
+    """The policy of a run."""
+    return WatchPolicy(config.recovery, {("reward", "score"): config.reward.timeout})
+
+
+@dataclass(frozen=True)
+class Limit:
+    """``seconds`` without progress, and ``why`` they are as many, to be read after "the limit is 60 s: "."""
+
+    seconds: float
+    why: str
+
+
+def stage_limit(role: str, track: Track, history: History, policy: WatchPolicy) -> Limit:
+    """The limit of a member in its stage."""
+    limit = _learned_limit(role, track, history, policy)
+    own = policy.own_limits.get((role, track.stage), 0.0)
+    if own + policy.floor > limit.seconds and own:
+        return Limit(own + policy.floor, f"its own time limit of {own:g} s comes first")
+    return limit
+
+
+def silence_limit(role: str, history: History, policy: WatchPolicy) -> Limit:
+    """How long an idle member may leave its control call unanswered.
+
+    It may have begun any of its role's stages without anybody having seen it, so it may take what these may take.
+    """
+    stages = [
+        _learned_limit(role, _unseen(stage), history, policy).seconds for known, stage in history.times if known == role
+    ]
+    longest = history.silences.get(role, 0.0)
+    seconds = min(max(stages, default=policy.first_time), policy.first_time)
+    return Limit(
+        max(seconds, policy.floor, TIMES_THE_LONGEST * longest),
+        f"the longest silence it came back from is {longest:.0f} s",
+    )
+
+
+def _learned_limit(role: str, track: Track, history: History, policy: WatchPolicy) -> Limit:
+    times = history.times.get((role, track.stage))
+    if times is None:
+        return Limit(max(policy.first_time, TIMES_THE_LONGEST * track.longest), "it was not seen before")
+    longest = max(times.longest_tick, track.longest)
+    deviation = max(times.ticks.deviation, times.wholes.deviation)
+    reach = min(times.ticks.beyond(TICK_DEVIATIONS * deviation), times.wholes.beyond(WHOLE_DEVIATIONS * deviation))
+    reach = min(reach, max(policy.first_time, policy.recovery.first_time_factor * times.longest))
+    seconds = max(policy.floor, TIMES_THE_LONGEST * longest, reach)
+    return Limit(
+        seconds,
+        f"all of it usually takes {_seconds(times.wholes.usual)}, the longest wait in it so far was {_seconds(longest)}",
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
+
+
+def _unseen(stage: str) -> Track:
+    return Track(0, stage, 0, 0.0, 0.0, 0.0, None)
