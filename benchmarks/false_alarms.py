@@ -24,7 +24,7 @@ import yaml
 from linckia.api.config import Recovery
 from linckia.api.names import actor_name, role_of
 from linckia.decide.history import History, learn
-from linckia.decide.limits import WatchPolicy
+from linckia.decide.limits import WatchPolicy, stage_limit
 from linckia.decide.rules import Decision, decide, remember
 from linckia.observe.observation import IDLE, ActorSeen, GroupSeen, MemberSeen, NodeSeen, Observation, RayState
 
@@ -63,6 +63,7 @@ class Result:
     looks: int = 0
     steps: int = 0
     hours: float = 0.0
+    closest: tuple[float, str] = (0.0, "")
     healthy_restarts: list[str] = field(default_factory=list)
     hangs: list[dict[str, Any]] = field(default_factory=list)
     reports: Counter[str] = field(default_factory=Counter)
@@ -273,7 +274,18 @@ class Simulation:
         ray = RayState(problems=("no answer",)) if _within(self.api_gaps, now) else self._ray_state()
         observation = Observation(now, RUN, self.step, self.stage, tuple(groups), ray)
         self.history = learn(self.history, observation)
+        self._note_closest(observation)
         return decide(observation, self.policy, self.history, now)
+
+    def _note_closest(self, observation: Observation) -> None:
+        """How near a healthy member ever came to its limit, from half the floor on."""
+        for group in observation.groups if self.hang is None else ():
+            for member in group.members:
+                track = self.history.tracks[group.name, member.rank]
+                quiet = observation.time - track.since
+                if track.stage != IDLE and 2 * quiet > self.policy.floor:
+                    share = quiet / stage_limit(group.role, track, self.history, self.policy).seconds
+                    self.result.closest = max(self.result.closest, (round(share, 3), f"{group.role} {track.stage}"))
 
     def _seen(self, member: Member, now: float) -> tuple[str, int]:
         work = self.work.get(member)
@@ -391,6 +403,7 @@ def summary(results: list[Result], spec: dict[str, Any]) -> dict[str, Any]:
         "looks": sum(result.looks for result in results),
         "healthy_restarts": len(restarts),
         "healthy_restarts_shown": restarts[:10],
+        "closest_to_a_limit": sorted((result.closest for result in results), reverse=True)[:5],
         "healthy_reported_slow": sum(len(result.reports) for result in results),
     }
     hangs = [hang for result in results for hang in result.hangs]

@@ -3,10 +3,10 @@
 A limit is the largest of
 - ``recovery.hang_floor_seconds``,
 - some times the longest wait between two ticks that this stage has shown and then gone on from, now or before,
-- the smaller of what lies far beyond its usual tick and what lies beyond its usual whole time. How far is counted in
-  standard deviations of the logarithm of its times: a stage that always takes as long gets a short limit, one that
-  takes a hundred times as long now and then gets a long one, but not while little of it was seen: then at most
-  ``recovery.first_time_factor`` times the longest whole time;
+- the smallest of four that are each more than it will ever need: what lies far beyond its usual tick; what lies beyond
+  its usual whole time; many times the longest wait between two ticks; ``recovery.first_time_factor`` times its longest
+  whole time (``beyond`` is counted in standard deviations of the logarithm of its whole times: a stage that always
+  takes as long gets a short limit, one that takes a hundred times as long now and then a long one);
 - a time limit that the stage has of its own, such as ``reward.timeout``.
 
 A stage that has not been seen to end yet may take ``recovery.first_time_factor`` times the floor.
@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from linckia.api.config import Recovery, RunConfig
 from linckia.decide.history import History, Track
 
+# Chosen by benchmarks/false_alarms.py: with less a healthy group is restarted now and then, with more hangs are found late.
 TIMES_THE_LONGEST = 3.0
+MOST_TIMES_THE_LONGEST = 150.0
 TICK_DEVIATIONS = 8.0
-WHOLE_DEVIATIONS = 4.5
+WHOLE_DEVIATIONS = 4.25
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,13 @@ def _learned_limit(role: str, track: Track, history: History, policy: WatchPolic
     if times is None:
         return Limit(max(policy.first_time, TIMES_THE_LONGEST * track.longest), "it was not seen before")
     longest = max(times.longest_tick, track.longest)
-    deviation = max(times.ticks.deviation, times.wholes.deviation)
-    reach = min(times.ticks.beyond(TICK_DEVIATIONS * deviation), times.wholes.beyond(WHOLE_DEVIATIONS * deviation))
-    reach = min(reach, max(policy.first_time, policy.recovery.first_time_factor * times.longest))
+    deviation = times.wholes.deviation  # of ticks it is noise: those of short stages are hardly seen
+    reach = min(
+        times.ticks.beyond(TICK_DEVIATIONS * deviation),
+        times.wholes.beyond(WHOLE_DEVIATIONS * deviation),
+        MOST_TIMES_THE_LONGEST * longest,
+        max(policy.first_time, policy.recovery.first_time_factor * times.longest),
+    )
     seconds = max(policy.floor, TIMES_THE_LONGEST * longest, reach)
     return Limit(
         seconds,

@@ -124,6 +124,7 @@ class ModelMember(Member):
         """Load a chosen state. Raises DamagedError if its bytes are not what was written."""
         assert self.saver is not None
         with self.saver.extracted(choice.refs[self.identity.rank]) as folder:
+            self.progress.tick("restore")
             self.load_state(folder)
         self.applied_step, self.log_hash, self.dirty, self.last_metrics = choice.step, choice.log_hash, False, {}
 

@@ -23,8 +23,10 @@ class CriticMember(ModelMember):
         ds.prepare_backend(self.device)
         set_determinism(config.run, self.device)
         torch.manual_seed(config.run.seed)
+        module = load_value_model(config.model, config.run.seed, self.device)
+        self.progress.tick("load")
         self.engine = ds.build_trained_engine(
-            load_value_model(config.model, config.run.seed, self.device),
+            module,
             config.critic,
             self.device,
             model_dtype(config.model, self.device),
@@ -68,4 +70,5 @@ class CriticMember(ModelMember):
                 ds.backward(self.engine, loss, last=index == len(parts) - 1)
                 self.progress.tick("update")
             norms.append(ds.step(self.engine))
+            self.progress.tick("update")
         return sums.means("critic") | {"critic/grad_norm": float(np.mean(norms))}

@@ -32,6 +32,7 @@ class PolicyMember(ModelMember):
         torch.manual_seed(config.run.seed)
         module = load_language_model(config.model, self.device)
         check_head(module)
+        self.progress.tick("load")
         self.engine = ds.build_trained_engine(
             module,
             config.policy,
@@ -74,6 +75,7 @@ class PolicyMember(ModelMember):
                 ds.backward(self.engine, loss, last=index == len(parts) - 1)
                 self.progress.tick("update")
             norms.append(ds.step(self.engine))
+            self.progress.tick("update")
         return sums.means("policy") | {"policy/grad_norm": float(np.mean(norms))}
 
     def _loss(self, batch: dict[str, Tensor], denominator: float, kl_coefficient: float, sums: "Sums") -> Tensor:

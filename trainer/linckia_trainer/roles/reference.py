@@ -22,6 +22,7 @@ class ReferenceMember(ModelMember):
         torch.set_num_threads(self.threads)
         module = load_language_model(config.model, self.device)
         check_head(module)
+        self.progress.tick("load")
         self.module = build_inference_engine(module, self.device, model_dtype(config.model, self.device))
 
     def offload(self) -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from linckia.api.config import RunConfig
 from linckia.api.errors import UserError
 from linckia_trainer.experience.rewards import RewardFunction, Scores, load_function, score, verifier
+from linckia_trainer.groups.member import Progress
 from linckia_trainer.groups.model_member import Arrays, ModelMember
 from linckia_trainer.roles.whole_model import load_whole
 
@@ -23,7 +24,7 @@ class RewardMember(ModelMember):
     def load(self, config: RunConfig) -> None:
         self.config = config
         if config.reward.model is not None:
-            self.function: RewardFunction = RewardModel(config, self.device, self.threads).rewards
+            self.function: RewardFunction = RewardModel(config, self.device, self.threads, self.progress).rewards
         elif config.reward.function is not None:
             self.function = load_function(config.reward.function)
         else:
@@ -49,7 +50,7 @@ class RewardModel:
     It reads prompt and answer as text through a tokenizer of its own, so its vocabulary need not be the policy's.
     """
 
-    def __init__(self, config: RunConfig, device: str, threads: int) -> None:
+    def __init__(self, config: RunConfig, device: str, threads: int, progress: Progress) -> None:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -70,6 +71,7 @@ class RewardModel:
             raise UserError("reward.model", path, reason, "save the tokenizer that belongs to the model")
         self.batch_size = config.reward.micro_batch_size
         self.device = device
+        self.progress = progress
         self.name = Path(path).name
 
     def rewards(self, prompts: list[str], answers: list[str], examples: list[dict[str, Any]]) -> list[float]:
@@ -79,6 +81,7 @@ class RewardModel:
         found: list[float] = []
         for start in range(0, len(rows), self.batch_size):
             found += self._logits(rows[start : start + self.batch_size]).tolist()
+            self.progress.tick("score")
         return found
 
     def _tokens(self, text: str) -> list[int]:

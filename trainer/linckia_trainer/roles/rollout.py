@@ -48,12 +48,16 @@ class RolloutMember(ModelMember):
 
         self._use_threads()
         register()
+        self.progress.tick("load")  # the imports are over: vLLM's take as long as many a model
         arguments = engine_arguments(config, self.device, context_length(config.model.path))
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         threading.Thread(target=self._drive, name="engine", daemon=True).start()
 
     def describe(self) -> dict[str, Any]:
-        return {"weight_version": self.version, "unfinished": len(self.asked)}
+        unfinished = len(self.asked)
+        # Whatever call waits meanwhile, an engine with unfinished prompts generates, or should.
+        generating = {"stage": "generate"} if unfinished else {}
+        return {"weight_version": self.version, "unfinished": unfinished, **generating}
 
     def submit(self, requests: list[SampleRequest]) -> None:
         """Start sampling; RuntimeError while the engine is stale."""
