@@ -1,13 +1,17 @@
 """What is decided of what was seen: dead, hung, slow, and everything that only looks so."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from unit.watched import RUN, Watched, policy
 
-from linckia.api.names import actor_name
-from linckia.decide.rules import decide
-from linckia.observe.observation import ActorSeen, NodeSeen, Observation, RayState
+from linckia.api.names import actor_name, role_of
+from linckia.decide.history import History, learn
+from linckia.decide.rules import decide, remember
+from linckia.observe.observation import ActorSeen, GroupSeen, MemberSeen, NodeSeen, Observation, RayState
 
 FLOOR, FIRST = 120.0, 1800.0
 
@@ -366,3 +370,46 @@ def test_a_reported_straggler_that_hangs_is_restarted() -> None:
     run.stages["rollout-1", 0] = "generate"
     _, (decision,) = run.quiet_until_decided()
     assert (decision.action, decision.kind) == ("restart", "hang")
+
+
+# ---- whatever is seen ------------------------------------------------------------------------------------------------
+
+stages = st.sampled_from(["idle", "update", "sync", "send_weights", "start", "a stage nobody knows"])
+member_states = st.tuples(st.booleans(), stages, st.integers(-5, 10**9))
+looks = st.lists(
+    st.tuples(
+        st.floats(0, 10_000),
+        st.integers(1, 3),
+        st.lists(member_states, min_size=3, max_size=3),
+        st.sampled_from(["alive", "dead", "silent", "empty"]),
+    ),
+    max_size=12,
+)
+
+
+@given(looks)
+def test_any_sequence_of_looks_has_an_answer(sequence: list[Any]) -> None:
+    history, time = History(), 0.0
+    for seconds, generation, members, ray in sequence:
+        time += seconds
+        groups = tuple(
+            GroupSeen(name, role_of(name), generation, 1, (MemberSeen(0, *one, 1, "n1"),))
+            for name, one in zip(("policy", "rollout-0", "rollout-1"), members, strict=True)
+        )
+        actors = {
+            "alive": (replace(dead("policy", generation), state="ALIVE"),),
+            "dead": (dead("policy", generation),),
+            "silent": None,
+            "empty": (),
+        }[ray]
+        observation = Observation(time, RUN, 1, "update", groups, RayState(actors))
+        history = learn(history, observation)
+        decisions = decide(observation, policy(), history, time)
+        assert len({one.group for one in decisions}) == len(decisions)
+        for decision in decisions:
+            name = decision.group
+            answered, stage, _ = members[("policy", "rollout-0", "rollout-1").index(name)]
+            assert decision.kind == "death" or not (answered and stage == "idle")
+            history = remember(history, decision, time)
+        repeated = decide(observation, policy(), history, time)
+        assert not {one.group for one in repeated} & {one.group for one in decisions if one.action == "restart"}
