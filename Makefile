@@ -50,7 +50,7 @@ faults: env ## strike live runs with every fault, write docs/faults.md; what pas
 
 bench: env ## every benchmark, one JSON each in build/benchmarks
 	mkdir -p build/benchmarks
-	for script in dispatch weight_sync saving step; do \
+	for script in dispatch weight_sync saving step false_alarms; do \
 	  $(BIN)/python benchmarks/$$script.py | tee build/benchmarks/$$script.json; \
 	done
 

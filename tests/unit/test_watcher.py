@@ -9,6 +9,8 @@ from unit.watched import policy
 from linckia.decide.rules import Decision
 from linckia.observe.observation import ActorSeen, RayState
 from linckia_trainer.control.watcher import Watcher
+from linckia_trainer.experience.trajectory import SampleRequest
+from linckia_trainer.roles.rollout import RolloutMember
 
 DEAD = RayState((ActorSeen("demo/policy/3/0", "DEAD", 7, "n1", "OUT_OF_MEMORY", ""),), (), ())
 SILENT = RayState(problems=("actors: no answer in 2 s",))
@@ -121,3 +123,11 @@ def test_it_decides_nothing_more_once_it_is_closed() -> None:
     fakes.watcher.close()
     assert fakes.watcher.look() == []
     assert fakes.acted == []
+
+
+def test_an_engine_with_unfinished_prompts_is_seen_to_generate_whatever_call_waits() -> None:
+    engine = RolloutMember.__new__(RolloutMember)  # no Ray, no vLLM: what it says of itself is all that is asked
+    engine.version, engine.asked = (3, 1), {}
+    assert engine.describe() == {"weight_version": (3, 1), "unfinished": 0}
+    engine.asked = {"7/0/1": SampleRequest(7, 0, [1, 2], 1, 1.0)}
+    assert engine.describe() == {"weight_version": (3, 1), "unfinished": 1, "stage": "generate"}
