@@ -54,6 +54,9 @@ bench: env ## every benchmark, one JSON each in build/benchmarks
 	  $(BIN)/python benchmarks/$$script.py | tee build/benchmarks/$$script.json; \
 	done
 
+docs: env ## write docs/configuration.md again from the config's own descriptions
+	$(BIN)/python scripts/config_reference.py
+
 format: env ## rewrite the code in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -67,4 +70,4 @@ lock: | .uv/bin/uv ## resolve again and write requirements/*.txt (hashes, no add
 clean: ## remove the environment and local runs
 	rm -rf $(VENV) .uv runs models
 
-.PHONY: help env demo lint test unit format lock faults clean
+.PHONY: help env demo lint test unit bench docs format lock faults clean

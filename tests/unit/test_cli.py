@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import types
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -232,6 +233,10 @@ def test_errors_are_clean_and_exit_codes_tell_them_apart(call, here, monkeypatch
     )[2]  # fmt: skip
 
 
+def test_version(call):
+    assert call("--version")[:2] == (0, f"linckia {version('linckia')}\n")
+
+
 def test_plan(call, here):
     code, out, _ = call("plan", "sort.yaml", "rollout.engines=2", "--gpus")
     assert code == 0
@@ -307,7 +312,7 @@ def test_status_of_a_live_run(call, sorted_run):
     view = {
         "run": sorted_run.name, "step": 5, "stage": "update", "attempt": 2, "seconds_left": 300.0,
         "metrics": {names.REWARD: 0.75}, "warnings": ["a [warning]"],
-        "groups": {"policy": {"generation": 3, "members": [{}, {}]}},
+        "groups": {"policy": {"generation": 3, "members": [{}, {}]}, "critic": {"generation": 1, "members": [{}]}},
     }  # fmt: skip
     server = serve_view(sorted_run, view)
     try:
@@ -317,7 +322,15 @@ def test_status_of_a_live_run(call, sorted_run):
     finally:
         server.close()
     assert code == 0
-    for words in ("live, attempt 2", "5 of 100, update", "5 min", "0.750", "generation 3, 2 members", "a [warning]"):
+    for words in (
+        "live, attempt 2",
+        "5 of 100, update",
+        "5 min",
+        "0.750",
+        "generation 3, 2 members",
+        "generation 1, 1 member ",
+        "a [warning]",
+    ):
         assert words in out
     assert found["live"] == {"api_version": 1, **view}
 
@@ -331,6 +344,8 @@ def test_stop(call, sorted_run, monkeypatch):
     try:
         assert call("stop", sorted_run.name)[0] == 0
         assert asked == ["stop"]
+        assert json.loads(call("stop", sorted_run.name, "--json")[1]) == {"run": sorted_run.name, "accepted": True}
+        assert asked.pop() == "stop"
         monkeypatch.setenv("LINCKIA_TOKEN", "wrong")
         code, _, err = call("stop", sorted_run.name)
         assert (code, asked) == (2, ["stop"])
@@ -433,7 +448,8 @@ def test_prune_keeps_what_the_config_keeps(call, sorted_run):
     assert [state["key"] for state in dry["states"]] == ["state/policy/00000001/1.1/0"]
     assert store.exists("state/policy/00000001/1.1/0")
     out = call("checkpoints", "prune", sorted_run.name)[1]
-    assert "1 states" in out
+    assert "1 state (" in out
+    assert "0 records deleted" in out
     assert "deleted" in out
     assert not store.exists("state/policy/00000001/1.1/0")
     assert store.exists("state/policy/00000002/1.1/0")
@@ -445,6 +461,8 @@ def test_rewind_moves_aside(call, sorted_run):
     assert "at step 2" in out
     assert RunLog(Store(str(sorted_run)), None).head() == 2
     assert [row["step"] for row in read_rows(sorted_run)] == [0, 1, 2]
+    found = json.loads(call("checkpoints", "rewind", sorted_run.name, "--to", 2, "--json")[1])
+    assert found == {"step": 2, "moved": []}
     code, _, err = call("checkpoints", "rewind", sorted_run.name, "--to", 3)
     assert code == 2
     assert "--to" in err
@@ -471,10 +489,13 @@ def test_a_live_run_is_left_alone(call, sorted_run, command):
 def test_export_asks_the_data_plane(call, sorted_run, here, monkeypatch):
     asked = []
     module = types.ModuleType("linckia_trainer.state.export")
-    module.export_checkpoint = lambda *arguments: asked.append(arguments)
+    module.export_checkpoint = lambda *arguments: asked.append(arguments) or 2
     monkeypatch.setitem(sys.modules, "linckia_trainer.state.export", module)
     assert call("checkpoints", "export", sorted_run.name, "--to", "model", "--step", 2)[0] == 0
     assert asked == [(str(sorted_run), {}, 2, Path("model"))]
+    found = json.loads(call("checkpoints", "export", sorted_run.name, "--to", "model", "--json")[1])
+    assert found == {"step": 2, "folder": str(here / "model")}
+    asked.pop()
     code, _, err = call("checkpoints", "export", sorted_run.name, "--to", here)
     assert code == 2
     assert "not an empty folder" in err

@@ -99,6 +99,12 @@ def test_make_targets_exist(path: Path) -> None:
     assert set(used) <= set(targets), path.name
 
 
+def test_every_target_is_phony_unless_it_is_a_file() -> None:
+    text = (ROOT / "Makefile").read_text()
+    [phony] = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert set(phony.split()) == set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
+
+
 @every_document
 def test_keys_named_in_code_style_exist(path: Path) -> None:
     for key in re.findall(rf"`((?:{'|'.join(RunConfig.model_fields)})\.[\w.]+)", path.read_text()):
@@ -125,5 +131,5 @@ def test_the_routes_named_are_the_routes_served() -> None:
 def test_the_config_reference_is_up_to_date() -> None:
     page = (ROOT / "docs/configuration.md").read_text()
     written = runpy.run_path(str(ROOT / "scripts/config_reference.py"))["reference"]()
-    assert page == written, "write it again: .venv/bin/python scripts/config_reference.py"
+    assert page == written, "write it again: make docs"
     assert not [key for key, info in FIELDS.items() if section_of(info) is None and f"| `{key}` |" not in page]

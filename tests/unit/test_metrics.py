@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import sys
 import types
 
@@ -226,6 +227,17 @@ def test_summary_by_hand(tmp_path):
         assert words in text
 
 
+def test_what_to_type_next_is_whole_lines_on_a_narrow_terminal(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    summary = summarize(ROWS, "sort_digits_with_grpo-seed12", "u", "finished")
+    console = Console(file=io.StringIO(), width=80)
+    console.print(render_summary(summary, tmp_path / "runs" / summary.run))
+    lines = [line.strip() for line in console.file.getvalue().partition("Try next:")[2].splitlines()]
+    for command, meaning in next_commands(summary, tmp_path / "runs" / summary.run):
+        assert lines[lines.index(command) + 1] == meaning
+    assert f"tensorboard --logdir runs/{summary.run}" in lines
+
+
 def test_summary_of_nothing(tmp_path):
     summary = summarize([], "sort", "runs/sort", "failed")
     assert (summary.steps, summary.eval_before, summary.tokens_per_second) == (0, None, 0.0)
@@ -288,6 +300,18 @@ def test_plain_lines_where_there_is_no_terminal():
         "step 3/10  reward 0.300  kl 0.0100  tokens/s 1,234  2.00 s/step  held-out 0.125  14s left",
     ]
     assert progress.time_left() == 14.0
+
+
+def test_the_score_of_an_earlier_attempt_is_shown_until_the_next():
+    out = io.StringIO()
+    with RunProgress("sort", 10, console=Console(file=out, width=40), clock=Clock()) as progress:
+        progress.remember(0.5)
+        progress.step(4, {names.REWARD: 0.25})
+        progress.evaluated(4, 0.625, 32)
+        progress.step(5, {names.REWARD: 0.25})
+    assert [re.findall(r"held-out \S+", line) for line in out.getvalue().splitlines() if line.startswith("step")] == [
+        ["held-out 0.500"], ["held-out 0.625"],
+    ]  # fmt: skip
 
 
 def test_a_live_line_on_a_terminal():

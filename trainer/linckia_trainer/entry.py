@@ -181,6 +181,7 @@ def run_attempt(ready: Ready, attempt: int, standing: Standing, control: Attempt
     config, groups = checked.config, standing.groups
     forked = read_fork(store)
     log = RunLog(store, ready.origin)
+    scores = held_out_scores(folder)
     run = Run(
         config=config,
         folder=folder,
@@ -200,12 +201,15 @@ def run_attempt(ready: Ready, attempt: int, standing: Standing, control: Attempt
         weights=WeightSync(config, forked is not None),
         metrics=Metrics(folder, config, attempt),
         progress=progress,
-        scored_steps={row["step"] for row in read_rows(folder) if row.get(names.EVALUATION_SCORE) is not None},
+        scored_steps=set(scores),
+        held_out_score=scores[max(scores)] if scores else None,
         hybrid=config.placement.colocation == "all" and standing.on_gpus,
         first_step=log.head() + 1,
     )
     run.healer = Healer(run, standing.site, partial(recovery.catch_up, run))
     run.healer.start_standbys()
+    if run.held_out_score is not None:
+        progress.remember(run.held_out_score)
     control.run = run
     control.start_seconds = time.monotonic() - began
     progress.message(f"attempt {attempt} started in {control.start_seconds:.0f} s; log head is step {log.head()}")
@@ -218,6 +222,12 @@ def run_attempt(ready: Ready, attempt: int, standing: Standing, control: Attempt
         finally:
             run.healer.close()
     run.metrics.close()
+
+
+def held_out_scores(folder: Path) -> dict[int, float]:
+    """Step -> held-out score of all attempts so far."""
+    rows = read_rows(folder)
+    return {row["step"]: row[names.EVALUATION_SCORE] for row in rows if row.get(names.EVALUATION_SCORE) is not None}
 
 
 def engine_order(item: tuple[str, object]) -> int:

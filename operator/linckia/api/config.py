@@ -165,8 +165,8 @@ class Resources(Section):
     gpus: Annotated[float, Field(ge=0)] | None = free(
         "per member, on GPU runs; none: 1, or an equal share of 1 when colocated", default=None
     )
-    cpus: Annotated[float, Field(ge=0)] = free("per member", default=1)
-    memory: Memory | None = free("per member, such as 16GB", default=None)
+    cpus: Annotated[float, Field(ge=0)] = free("CPUs that Ray reserves for one member", default=1)
+    memory: Memory | None = free("memory that Ray reserves for one member, such as 16GB", default=None)
     custom: dict[str, Annotated[float, Field(gt=0)]] = free("custom Ray resources per member", default_factory=dict)
     threads: Positive = free("CPU threads of one member; equal bits need equal threads", default=1)
     strategy: Strategy | None = free("Ray placement strategy; none: placement.strategy", default=None)
@@ -175,7 +175,7 @@ class Resources(Section):
 class Inference(Section):
     """A group that only runs forward passes: reference or reward."""
 
-    num_nodes: Positive = free("nodes", default=1)
+    num_nodes: Positive = free("nodes the group needs; it has num_nodes x num_gpus_per_node members", default=1)
     num_gpus_per_node: Positive = free("members per node (ranks; CPU ranks where there is no GPU)", default=1)
     micro_batch_size: Positive = deciding("rows in one forward pass of a member", default=16)
     resources: Resources = Field(default_factory=Resources, description="what one member takes")
@@ -188,8 +188,10 @@ class Rollout(Section):
     tensor_parallel_size: Positive = free("devices of one engine", default=1)
     max_new_tokens: Positive = deciding("longest answer", default=64)
     temperature: Annotated[float, Field(gt=0)] = deciding("sampling temperature", default=1.0)
-    top_p: Annotated[float, Field(gt=0, le=1)] = deciding("nucleus sampling", default=1.0)
-    top_k: int = deciding("-1: all tokens", default=-1, ge=-1)
+    top_p: Annotated[float, Field(gt=0, le=1)] = deciding(
+        "sample among the likeliest tokens that make up this probability; 1: all", default=1.0
+    )
+    top_k: int = deciding("sample among so many likeliest tokens; -1: all", default=-1, ge=-1)
     stop: tuple[str, ...] = deciding("strings that end an answer; the answer keeps them", default=())
     max_num_seqs: Positive = free("sequences an engine works on at one time", default=256)
     gpu_memory_utilization: Fraction = free("share of a GPU's memory for weights and KV cache", default=0.8)
@@ -229,7 +231,11 @@ class KL(Section):
     """The penalty that keeps the policy near the reference."""
 
     coefficient: Annotated[float, Field(ge=0)] = deciding("0 and fixed: no reference group is started", default=0.05)
-    estimator: Literal["k1", "k2", "k3"] = deciding("Schulman, approximating KL divergence (2020)", default="k1")
+    estimator: Literal["k1", "k2", "k3"] = deciding(
+        "how KL is estimated from a sampled token, r = reference / policy probability: k1 -log r; k2 (log r)^2 / 2; "
+        "k3 r - 1 - log r (Schulman, Approximating KL divergence, 2020)",
+        default="k1",
+    )
     where: Literal["reward", "loss"] = deciding("a part of the token reward, or of the policy loss", default="reward")
     target: Annotated[float, Field(gt=0)] | None = deciding(
         "adaptive: nats per token to steer the coefficient to; none: fixed", default=None
@@ -253,8 +259,8 @@ class KL(Section):
 
 class Algorithm(Section):
     name: AlgorithmName = deciding("ppo: GAE with a critic; grpo: group-relative, no critic", default="ppo")
-    gamma: Fraction = deciding("discount", default=1.0)
-    lam: Fraction = deciding("GAE lambda", default=0.95)
+    gamma: Fraction = deciding("discount of a reward for each token it comes later", default=1.0)
+    lam: Fraction = deciding("lambda of GAE: 0 trusts the critic alone, 1 the rewards alone", default=0.95)
     clip: Annotated[float, Field(gt=0)] = deciding("clip range of the policy ratio", default=0.2)
     value_clip: Annotated[float, Field(gt=0)] | None = deciding("clip range of values; none: unclipped", default=0.2)
     entropy: Annotated[float, Field(ge=0)] = deciding("weight of the entropy bonus", default=0.0)
@@ -279,7 +285,7 @@ class Optimizer(Section):
 class Trained(Section):
     """A stateful group trained by DeepSpeed: policy or critic."""
 
-    num_nodes: Positive = deciding("nodes", default=1)
+    num_nodes: Positive = deciding("nodes the group needs; it has num_nodes x num_gpus_per_node members", default=1)
     num_gpus_per_node: Positive = deciding("members per node (ranks; CPU ranks where there is no GPU)", default=1)
     zero_stage: Literal[0, 2, 3] = deciding("DeepSpeed ZeRO stage", default=2)
     offload: bool = deciding("keep the optimizer state in CPU memory (GPU runs, ZeRO 2 and 3)", default=False)

@@ -54,7 +54,7 @@ def verify(run: RunArgument, json: JsonOption = False) -> None:
     else:
         console = show.out()
         console.print(show.checkpoints_table(found["states"]))
-        console.print(f"{found['records']} records in the log")
+        console.print(f"{show.count(found['records'], 'record')} in the log")
         for kind, style in (("problems", "red"), ("warnings", "yellow")):
             for text in found[kind]:
                 console.print(f"{kind[:-1]}: {text}", style=style, markup=False)
@@ -86,7 +86,8 @@ def prune(
             f"{state['tier']}: {state['key']} ({show.size(state['bytes'])})", markup=False, highlight=False
         )
     show.out().print(
-        f"{len(gone['states'])} states ({show.size(gone['bytes'])}) and {len(gone['records'])} records {would}"
+        f"{show.count(len(gone['states']), 'state')} ({show.size(gone['bytes'])}) and "
+        f"{show.count(len(gone['records']), 'record')} {would}"
     )
 
 
@@ -95,6 +96,7 @@ def export(
     run: RunArgument,
     to: Annotated[Path, typer.Option("--to", help="The folder to write; it must not exist or be empty.")],
     step: Annotated[int | None, typer.Option("--step", help="Of which step; default: the newest checkpoint.")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Write the policy of a checkpoint as a Hugging Face folder that transformers and vLLM load."""
     from linckia.api.errors import UserError
@@ -102,14 +104,18 @@ def export(
 
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError("--to", str(to), "it exists and is not an empty folder", "give a new folder")
-    trainer.export(runs.find_run(run), step, to)
-    show.out().print(f"written to {to}", markup=False)
+    exported = trainer.export(runs.find_run(run), step, to)
+    if json:
+        show.print_json({"step": exported, "folder": str(to.absolute())})
+    else:
+        show.out().print(f"step {exported} is written to {to}", markup=False)
 
 
 @app.command()
 def rewind(
     run: RunArgument,
     to: Annotated[int, typer.Option("--to", metavar="STEP", min=0, help="The last step to keep.")],
+    json: JsonOption = False,
 ) -> None:
     """Take a run back to a step: later records and states are moved aside into rewound/N, never deleted.
 
@@ -118,7 +124,10 @@ def rewind(
     from linckia.cli import show, trainer
 
     moved = trainer.rewind(_not_live(run), to)
-    show.out().print(f"{run} is at step {to}; {len(moved)} objects were moved aside", markup=False)
+    if json:
+        show.print_json({"step": to, "moved": moved})
+    else:
+        show.out().print(f"{run} is at step {to}; moved aside: {show.count(len(moved), 'object')}", markup=False)
 
 
 def _not_live(run: str) -> Any:

@@ -29,6 +29,22 @@ OverridesArgument = Annotated[
 ]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"linckia {version('linckia')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None: ...
+
+
 @app.command()
 def train(
     config: ConfigArgument,
@@ -139,12 +155,15 @@ def samples(
 
 
 @app.command()
-def stop(run: RunArgument) -> None:
+def stop(run: RunArgument, json: JsonOption = False) -> None:
     """Ask a live run to stop after the step it is in, with everything saved. `linckia train` goes on with it."""
     from linckia.cli import client, runs, show
 
     place = runs.find_run(run)
-    client.ask(place, "stop")
+    answer = client.ask(place, "stop")
+    if json:
+        show.print_json({"run": place.name, **answer})
+        return
     show.out().print(f"{place.name} will stop after this step; the same `linckia train` goes on with it", markup=False)
 
 

@@ -40,6 +40,11 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.3g} TB"
 
 
+def count(amount: int, noun: str) -> str:
+    """Such as ``1 member``, ``2 members``."""
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
 def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
@@ -64,7 +69,9 @@ def status_table(status: Row) -> Table:
     cause = f": {status['cause']}" if status["cause"] else ""
     table.add_row("state", f"{status['state']}, attempt {status['attempt']}{escape(cause)}")
     stage = f", {view['stage']}" if view.get("stage") else ""
-    table.add_row("step", f"{status['step']} of {status['steps']}{stage}; the log has {status['log_head']} records")
+    table.add_row(
+        "step", f"{status['step']} of {status['steps']}{stage}; the log has {count(status['log_head'], 'record')}"
+    )
     if view.get("seconds_left") is not None:
         table.add_row("time left", age(view["seconds_left"]))
     for label, name, digits in (
@@ -76,7 +83,7 @@ def status_table(status: Row) -> Table:
             table.add_row(label, number(last[name], digits))
     table.add_row("held-out score", number(status["held_out_score"]))
     for name, group in view.get("groups", {}).items():
-        table.add_row(name, f"generation {group.get('generation')}, {len(group.get('members', []))} members")
+        table.add_row(name, f"generation {group.get('generation')}, {count(len(group.get('members', [])), 'member')}")
     for warning in view.get("warnings", []):
         table.add_row("[yellow]warning[/]", escape(warning))
     return table

@@ -168,11 +168,11 @@ def rewind(place: RunPlace, to_step: int) -> list[str]:
     return moved
 
 
-def export(place: RunPlace, step: int | None, to_folder: Path) -> None:
-    """Write a checkpoint (the newest, without ``step``) as a Hugging Face folder."""
+def export(place: RunPlace, step: int | None, to_folder: Path) -> int:
+    """Write a checkpoint (the newest, without ``step``) as a Hugging Face folder; returns its step."""
     from linckia_trainer.state.export import export_checkpoint
 
-    export_checkpoint(place.uri, place.options, step, to_folder)
+    return export_checkpoint(place.uri, place.options, step, to_folder)
 
 
 # ---- parts -------------------------------------------------------------------------------------------------------

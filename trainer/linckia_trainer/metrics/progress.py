@@ -94,6 +94,11 @@ class RunProgress:
         self._show()
         self.message(f"held-out score after step {step}: {score:.3f} ({samples} answers)")
 
+    def remember(self, score: float) -> None:
+        """The last held-out score of an earlier attempt: it stands until the next one."""
+        self._last[names.EVALUATION_SCORE] = score
+        self._show()
+
     def time_left(self) -> float | None:
         """Seconds, from the pace of the last steps; None before two have ended."""
         if len(self._ended) < 2:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from linckia_trainer.metrics import names
 from linckia_trainer.metrics.sinks import Row
@@ -100,11 +101,11 @@ def render_summary(summary: Summary, folder: Path) -> RenderableType:
     table.add_row("speed", f"{summary.tokens:,} tokens, {summary.tokens_per_second:,.0f} tokens/s")
     table.add_row("time by stage", _stages(summary))
     if (curves := folder / "curves.png").exists():
-        table.add_row("curves", str(curves))
-    commands = Table.grid(padding=(0, 2))
-    commands.add_column(no_wrap=True)
-    for command, meaning in next_commands(summary, folder):
-        commands.add_row(f"[cyan]{command}[/]", meaning)
+        table.add_row("curves", str(_from_here(curves)))
+    commands = Text()
+    for command, meaning in next_commands(summary, folder):  # one below the other: side by side takes a wide terminal
+        commands.append(f"  {command}\n", style="cyan").append(f"      {meaning}\n", style="dim")
+    commands.right_crop()
     color = {"finished": "green", "stopped": "yellow"}.get(summary.outcome, "red")
     title = f"{summary.run}: {summary.outcome}"
     return Group(Panel(table, title=title, border_style=color, expand=False), "Try next:", commands)
@@ -116,9 +117,14 @@ def next_commands(summary: Summary, folder: Path) -> list[tuple[str, str]]:
     return [
         (f"linckia samples {run} --step {max(summary.steps, 1)}", "prompts, answers and rewards of the last step"),
         (f"linckia checkpoints {run}", "what was saved"),
-        (f"linckia checkpoints export {run} --to {run}-model", "a Hugging Face folder of the newest checkpoint"),
-        (f"tensorboard --logdir {folder}", "every metric"),
+        (f"linckia checkpoints export {run} --to model", "a Hugging Face folder of the newest checkpoint"),
+        (f"tensorboard --logdir {_from_here(folder)}", "every metric"),
     ]
+
+
+def _from_here(path: Path) -> Path:
+    """As a person would type it in the current directory."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def duration(seconds: float) -> str:
