@@ -4,9 +4,9 @@ import json
 import pytest
 from rich.console import Console
 
-from linckia.api.config import RunConfig
+from linckia.api.config import Inference, RunConfig
 from linckia.api.errors import UserError
-from linckia.api.plan import check_fits, in_node_order, plan
+from linckia.api.plan import check_fits, in_node_order, plan, plan_group
 from linckia.api.plan_view import plan_to_json, render_plan
 
 NODE_8 = {"CPU": 96.0, "GPU": 8.0, "memory": 1e12, "node:10.0.0.1": 1.0}
@@ -57,6 +57,21 @@ def assert_everyone_fits(result):
     for slot, amounts in taken.items():
         for name, amount in amounts.items():
             assert amount <= bundles[slot].get(name, 0.0) + 1e-9, (slot, name)
+
+
+def test_a_group_of_any_role_is_planned_as_the_built_in_ones():
+    group = Inference.model_validate({**members(2, 2), "resources": {"cpus": 3, "custom": {"fast_disk": 1}}})
+    settings = config(placement={"strategy": "SPREAD"})
+    on_cpus = plan_group(settings, "length", group, gpus=False)
+    assert_everyone_fits(on_cpus)
+    [placed] = on_cpus.placement_groups
+    assert (placed.key, placed.strategy, placed.roles) == ("length", "SPREAD", ("length",))
+    assert placed.bundles == ({"CPU": 3.0, "fast_disk": 1.0},) * 4
+    assert [member.rank for member in on_cpus.group("length").members] == [0, 1, 2, 3]
+    assert on_cpus.group("length").members_per_node == 2
+    assert plan_group(settings, "length", group, gpus=True).totals["GPU"] == 4.0
+    with pytest.raises(UserError, match=r"^length\.resources\.gpus"):
+        plan_group(settings, "length", Inference.model_validate({"resources": {"gpus": 1.5}}), gpus=True)
 
 
 def test_hybrid_node_of_8_gpus():

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from linckia.api.config import ROLES, Inference, Resources, Role, RunConfig, Strategy, Trained, parse_memory
+from linckia.api.config import ROLES, Inference, Resources, RunConfig, Strategy, Trained, parse_memory
 from linckia.api.errors import UserError
 from linckia.api.names import rollout_group
 from linckia.api.resources import add_resources, describe, in_units, words
@@ -48,7 +48,7 @@ class GroupPlan:
     """The actors that live and die together. ``members_per_node`` is what the config expects on each node."""
 
     name: str
-    role: Role
+    role: str
     members: tuple[MemberPlan, ...]
     members_per_node: int
 
@@ -64,7 +64,7 @@ class PlacementGroupPlan:
     bundles: tuple[dict[str, float], ...]
     strategy: Strategy
     uses_gpus: bool
-    roles: tuple[Role, ...]
+    roles: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Plan:
 class _Unit:
     """One role before placement: ``count`` members (or engines) of ``width`` device slots each."""
 
-    role: Role
+    role: str
     resources: Resources
     count: int
     width: int = 1
@@ -135,6 +135,18 @@ def plan(config: RunConfig, gpus: bool) -> Plan:
     return Plan(config.placement.colocation, gpus, tuple(groups), tuple(placement_groups))
 
 
+def plan_group(config: RunConfig, role: str, group: Trained | Inference, gpus: bool) -> Plan:
+    """The plan of one group of any role, beside the run's own: on bundles of its own, with the run's strategy.
+
+    Example: ``plan_group(config, "length", Inference(num_gpus_per_node=2), gpus=False)``
+    """
+    unit = _unit(role, group)
+    fractions = _gpu_fractions([unit], gpus)
+    bundles = _bundles([unit], fractions)
+    placement_group = _placement_group(config, role, [unit], bundles)
+    return Plan("separate", gpus, (_members(unit, fractions, role),), (placement_group,))
+
+
 def in_node_order(plan: Plan, nodes: Mapping[str, Sequence[str]]) -> Plan:
     """The plan with each role's slots dealt out by node, as placed.
 
@@ -163,8 +175,8 @@ def in_node_order(plan: Plan, nodes: Mapping[str, Sequence[str]]) -> Plan:
 # ---- who shares what ---------------------------------------------------------------------------------------------
 
 
-def _units(config: RunConfig) -> dict[Role, _Unit]:
-    units: dict[Role, _Unit] = {"policy": _unit("policy", config.policy)}
+def _units(config: RunConfig) -> dict[str, _Unit]:
+    units: dict[str, _Unit] = {"policy": _unit("policy", config.policy)}
     if config.has_critic:
         units["critic"] = _unit("critic", config.critic)
     if config.has_reference:
@@ -175,7 +187,7 @@ def _units(config: RunConfig) -> dict[Role, _Unit]:
     return units
 
 
-def _unit(role: Role, group: Trained | Inference, on_gpu: bool = True) -> _Unit:
+def _unit(role: str, group: Trained | Inference, on_gpu: bool = True) -> _Unit:
     members, per_node = group.num_nodes * group.num_gpus_per_node, group.num_gpus_per_node
     return _Unit(role, group.resources, members, per_node=per_node, on_gpu=on_gpu)
 
@@ -186,7 +198,7 @@ def _shares(config: RunConfig) -> list[tuple[str, list[_Unit]]]:
     colocation = config.placement.colocation
     if colocation == "all":
         return [("all", list(units.values()))]
-    pairs: dict[str, tuple[Role, Role]] = {
+    pairs: dict[str, tuple[str, str]] = {
         "policy_reference": ("policy", "reference"),
         "critic_reward": ("critic", "reward"),
     }
@@ -206,11 +218,11 @@ def _shares(config: RunConfig) -> list[tuple[str, list[_Unit]]]:
     return shares + [(role, [unit]) for role, unit in units.items()]
 
 
-def _gpu_fractions(units: Sequence[_Unit], gpus: bool) -> dict[Role, float]:
+def _gpu_fractions(units: Sequence[_Unit], gpus: bool) -> dict[str, float]:
     """GPUs of one device slot of each role: what the config says, else an equal share of what the others leave of 1."""
     if not gpus:
         return dict.fromkeys((unit.role for unit in units), 0.0)
-    fractions: dict[Role, float] = {}
+    fractions: dict[str, float] = {}
     for unit in units:
         if unit.resources.gpus is not None:
             fractions[unit.role] = unit.resources.gpus
@@ -232,7 +244,7 @@ def _gpu_fractions(units: Sequence[_Unit], gpus: bool) -> dict[Role, float]:
     return {unit.role: fractions.get(unit.role, 0.0) for unit in units}
 
 
-def _check_gpus(role: Role, gpus: float, shared: bool) -> None:
+def _check_gpus(role: str, gpus: float, shared: bool) -> None:
     if gpus > 1 and (shared or role == "rollout" or not float(gpus).is_integer()):
         reason = "one member can take at most 1 GPU where roles share devices" if shared else "Ray splits no second GPU"
         if role == "rollout":
@@ -243,7 +255,7 @@ def _check_gpus(role: Role, gpus: float, shared: bool) -> None:
 # ---- parts of the plan -------------------------------------------------------------------------------------------
 
 
-def _bundles(units: Sequence[_Unit], fractions: Mapping[Role, float]) -> tuple[dict[str, float], ...]:
+def _bundles(units: Sequence[_Unit], fractions: Mapping[str, float]) -> tuple[dict[str, float], ...]:
     slots = [
         add_resources(_slot(unit, fractions[unit.role]) for unit in units if slot < unit.slots)
         for slot in range(max(unit.slots for unit in units))
@@ -272,12 +284,12 @@ def _memory(resources: Resources) -> int:
     return parse_memory(resources.memory) if resources.memory is not None else 0
 
 
-def _members(unit: _Unit, fractions: Mapping[Role, float], key: str) -> GroupPlan:
+def _members(unit: _Unit, fractions: Mapping[str, float], key: str) -> GroupPlan:
     members = tuple(_member(unit, rank, key, rank, fractions[unit.role]) for rank in range(unit.count))
     return GroupPlan(unit.role, unit.role, members, unit.per_node)
 
 
-def _engine(unit: _Unit, fractions: Mapping[Role, float], engine: int, key: str, slot: int) -> GroupPlan:
+def _engine(unit: _Unit, fractions: Mapping[str, float], engine: int, key: str, slot: int) -> GroupPlan:
     member = _member(unit, 0, key, slot, fractions[unit.role])
     if unit.width > 1:
         workers = tuple(range(slot, slot + unit.width))
