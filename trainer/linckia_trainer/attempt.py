@@ -188,19 +188,20 @@ def stop_on_signal(run: Run) -> Iterator[None]:
 def watching_for_newer(store: Store, attempt: int) -> Iterator[None]:
     """Exit at once, touching nothing, when a newer attempt is claimed. Meanwhile give signs of life."""
     done = threading.Event()
-    attempts.give_sign(store, attempt)
 
     def watch() -> None:
-        while not done.wait(attempts.SIGN_SECONDS):
+        while True:
             try:
                 superseded = attempts.superseded(store, attempt)
                 if not superseded:
                     attempts.give_sign(store, attempt)
             except (OSError, UserError):
-                continue  # a storage that does not answer says nothing about other attempts
+                superseded = False  # a storage that does not answer says nothing about other attempts
             if superseded:
                 print(f"attempt {attempt} was replaced by a newer one and exits", flush=True)
                 os._exit(EXIT_REPLACED)
+            if done.wait(attempts.SIGN_SECONDS):
+                return
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

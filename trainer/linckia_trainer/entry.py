@@ -48,7 +48,7 @@ from linckia_trainer.weights.sync import WeightSync
 
 @dataclass(frozen=True)
 class Ready:
-    """What an attempt starts from, checked. ``seen_dead``: the newest attempt so far, which is not alive."""
+    """What an attempt starts from, checked. ``seen_dead``: the newest attempt so far, not alive or to be taken over."""
 
     checked: Checked
     origin: str
@@ -141,7 +141,9 @@ def attend(ready: Ready, config_path: str, address: str | None, takeover: bool, 
                     finally:
                         standing.remove()
                     del beacon
-                if control.stopped_early:  # also what had been asked of Ray when the stop came in between
+                if control.stopped_early and not attempts.superseded(
+                    store, attempt
+                ):  # also what had been asked of Ray when the stop came in between
                     with contextlib.suppress(ValueError):  # an actor that is gone already
                         start.remove_earlier(config.run.name)
             finally:
