@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,12 @@ from linckia_trainer.log.store import Store
 
 NAME = "early"
 SECONDS = 240
+ELSEWHERE = "import socket; socket.gethostname = lambda: 'another-host'; from linckia.cli.main import main; main()"
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_config(tmp_path_factory.mktemp("early"), NAME, rollout={"engines": 1})
+    return tiny.write_config(tmp_path_factory.mktemp("early"), NAME, run={"steps": 100}, rollout={"engines": 1})
 
 
 def wait_for_start(config: Path, process: subprocess.Popen[bytes]) -> str:
@@ -84,3 +86,23 @@ def test_a_run_stopped_while_it_starts(config: Path, stop: Callable[[Path, subpr
         [tiny.command(config)[0], "status", "--json"], cwd=folder, capture_output=True, text=True, check=True
     )
     assert [row["state"] for row in json.loads(listed.stdout)] == ["stopped"]
+
+
+def test_a_start_on_another_host_is_refused_while_the_run_lives(config: Path) -> None:
+    """The second process takes itself to be on another host: it can see the first by nothing but its signs."""
+    with (config.parent / "output.txt").open("wb") as log:
+        process = subprocess.Popen(tiny.command(config), cwd=config.parent, stdout=log, stderr=log)
+    try:
+        wait_for_start(config, process)
+        second = subprocess.run(
+            [sys.executable, "-c", ELSEWHERE, "train", str(config), "--quiet"],
+            cwd=config.parent, capture_output=True, text=True, check=False, timeout=SECONDS,
+        )  # fmt: skip
+        assert process.poll() is None  # the witness that it lived all the while
+        process.terminate()
+        assert process.wait(timeout=SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert second.returncode == 2, second.stderr[-3000:]
+    assert "of this run is alive" in second.stderr

@@ -141,9 +141,8 @@ def attend(ready: Ready, config_path: str, address: str | None, takeover: bool, 
                     finally:
                         standing.remove()
                     del beacon
-                if control.stopped_early and not attempts.superseded(
-                    store, attempt
-                ):  # also what had been asked of Ray when the stop came in between
+                # also what had been asked of Ray when the stop came in between
+                if control.stopped_early and not attempts.superseded(store, attempt):
                     with contextlib.suppress(ValueError):  # an actor that is gone already
                         start.remove_earlier(config.run.name)
             finally:
