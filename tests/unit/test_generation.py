@@ -49,6 +49,7 @@ def run_of(engines: Sequence[Engine]) -> Any:
     return SimpleNamespace(
         engines=engines,
         hybrid=False,
+        wanted_engines=None,
         policy=SimpleNamespace(name="policy"),
         log=SimpleNamespace(head=lambda: 0),
         weights=SimpleNamespace(serves=lambda engine, step: True),

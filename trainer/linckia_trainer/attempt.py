@@ -14,9 +14,13 @@ import rich
 from linckia.api.config import RunConfig
 from linckia.api.errors import FencedError, UserError
 from linckia.api.names import API_VERSION
+from linckia.decide.limits import watch_policy
+from linckia.decide.rules import Decision
+from linckia.observe.observation import RayState
 from linckia_trainer import scaling
+from linckia_trainer.control.gather import hear, state_api
 from linckia_trainer.control.server import OrderRefusedError
-from linckia_trainer.control.statuses import ask_statuses
+from linckia_trainer.control.watcher import Watcher
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.log import attempts
 from linckia_trainer.log.store import Store
@@ -26,8 +30,9 @@ from linckia_trainer.metrics.sinks import read_rows
 from linckia_trainer.metrics.summary import read_summary, render_summary, summarize, write_summary
 from linckia_trainer.run import Run
 from linckia_trainer.saving import copy_local_files
+from linckia_trainer.start import state_api_address
 
-HEARTBEAT_SECONDS = 5.0
+ANSWER_SECONDS = 2.0  # within which a member that is well answers its control call
 EXIT_REPLACED = 4
 
 
@@ -212,22 +217,27 @@ def watching_for_newer(store: Store, attempt: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def heartbeat(run: Run) -> Iterator[None]:
-    """Tell the members that their controller lives, and keep what they say for the control API."""
-    done = threading.Event()
+def watching(run: Run) -> Iterator[None]:
+    """Look at the members while the loop works: their heartbeat, what is shown of them, and who is dead, hung or slow."""
+    recovery = run.config.recovery
+    alone = recovery.watcher != "embedded"  # then somebody else decides, and the members only hear of their controller
 
-    def beat() -> None:
-        while not done.is_set():
-            try:
-                ask_statuses(run, HEARTBEAT_SECONDS)
-            except FencedError:
-                return  # a newer attempt has taken over
-            done.wait(HEARTBEAT_SECONDS)
+    def act(decision: Decision) -> None:
+        if decision.action == "restart":
+            run.healer.report(
+                GroupLostError(
+                    decision.group, decision.generation, decision.kind, decision.signal, decision.reason, decision.stage
+                )
+            )
 
-    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-    thread.start()
-    try:
+    watcher = Watcher(
+        run.config.run.name,
+        watch_policy(run.config),
+        lambda: hear(run, ANSWER_SECONDS),
+        (lambda: RayState()) if alone else state_api(run.config.run.name, state_api_address()),
+        lambda: (run.step, run.stage_name),
+        (lambda decision: None) if alone else act,
+        run.progress.message,
+    )
+    with watcher:
         yield
-    finally:
-        done.set()
-        thread.join(timeout=2 * HEARTBEAT_SECONDS)

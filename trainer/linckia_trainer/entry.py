@@ -18,9 +18,9 @@ from linckia_trainer import controller, recovery, start
 from linckia_trainer.attempt import (
     AttemptView,
     ending,
-    heartbeat,
     interrupted_by_sigterm,
     stop_on_signal,
+    watching,
     watching_for_newer,
 )
 from linckia_trainer.checks import Checked, check, check_origin, check_unchanged
@@ -214,7 +214,7 @@ def run_attempt(ready: Ready, attempt: int, standing: Standing, control: Attempt
     control.run = run
     control.start_seconds = time.monotonic() - began
     progress.message(f"attempt {attempt} started in {control.start_seconds:.0f} s; log head is step {log.head()}")
-    with progress, stop_on_signal(run), heartbeat(run):
+    with progress, stop_on_signal(run), watching(run):
         try:
             controller.train(run)
         except Exception:

@@ -90,7 +90,7 @@ class Healer:
                 if job.forming is not None and loss.generation == job.forming.generation and not job.done.done():
                     self.pool.submit(fence, job.forming.members, job.forming.processes)  # its job sees it fail
                 return
-            job = Job(loss, self.run.step, self.run.stage_name, time.time())
+            job = Job(loss, self.run.step, loss.stage or self.run.stage_name, time.time())
             self.jobs[group.name] = job
             self.run.progress.message(f"{loss}; it is replaced")
             self.pool.submit(self._work, group, job)

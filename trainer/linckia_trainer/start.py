@@ -57,8 +57,17 @@ def connect(config: RunConfig, address: str | None) -> Plan:
     # Without a cluster nobody else shares the machine: its members may share cores, so logical CPUs follow the plan, with
     # room for engines that are added later.
     wanted = 2 * plan(config, config.placement.device == "gpu").totals.get("CPU", 0.0)
-    ray.init(address="local", num_cpus=max(cores, math.ceil(wanted)), include_dashboard=False, **settings)
+    if config.recovery.watcher == "embedded":  # it looks at Ray's state API
+        settings |= {"include_dashboard": True, "dashboard_port": 0}
+    else:
+        settings["include_dashboard"] = False
+    ray.init(address="local", num_cpus=max(cores, math.ceil(wanted)), **settings)
     return plan(config, on_gpus(config))
+
+
+def state_api_address() -> str | None:
+    """Where Ray's state API answers, host:port; None if this Ray has none."""
+    return ray._private.worker.get_dashboard_url() or None
 
 
 def reach(address: str) -> None:

@@ -1,7 +1,10 @@
-"""What the watcher sees, gathered from Ray: members' statuses through their control groups, and the state API."""
+"""What the watcher sees, gathered from Ray: every member's status through its control group, and the state API.
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+Asking is also the heartbeat of the controller: members that hear of nobody exit by themselves.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
@@ -9,27 +12,59 @@ from ray._private.authentication.http_token_authentication import get_auth_heade
 from linckia.api.errors import FencedError
 from linckia.observe.observation import RayState
 from linckia.observe.ray_state import RayStateClient
-from linckia_trainer.groups.group import ActorGroup
+from linckia_trainer.groups.failure import GroupLostError, death_of
+from linckia_trainer.groups.group import ActorGroup, Call
+
+if TYPE_CHECKING:
+    from linckia_trainer.run import Run
+
+Lost = Callable[[GroupLostError], None]
+Statuses = dict[str, tuple[int, list[dict[str, Any] | None]]]
+"""group -> (generation, the status of each rank)."""
 
 
-def ask_statuses(groups: Sequence[ActorGroup], timeout: float) -> Mapping[str, tuple[int, list[dict[str, Any] | None]]]:
-    """For each group (generation, a status per rank), all asked at once; None for what failed or took over ``timeout`` s."""
-    asked = {group.name: [member.status.remote(group.attempt) for member in group.members] for group in groups}
-    refs = [ref for of_group in asked.values() for ref in of_group]
-    ready, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout) if refs else ([], [])
-    answered = set(ready)
+def hear(run: "Run", timeout: float) -> Statuses:
+    """``ask_statuses`` of all that stands or is being brought up; keeps what is shown of the members, reports the dead.
+
+    Raises FencedError when a newer attempt has taken over.
+    """
+    for standby in [standby for waiting in run.healer.site.standbys.values() for standby in list(waiting)]:
+        standby.ask_status()  # nobody waits for it; it exits when it hears of nobody
+    groups = [run.healer.newest(group) for group in run.groups]
+    found = ask_statuses(groups, timeout, run.healer.report)
+    for name, (_, members) in found.items():
+        answers = [status for status in members if status is not None]
+        if len(answers) == len(members):
+            run.members[name] = answers
+        for problem in {status["saving_problem"] for status in answers if status.get("saving_problem")}:
+            run.warn(problem)
+    return found
+
+
+def ask_statuses(groups: Sequence[ActorGroup], timeout: float, lost: Lost = lambda loss: None) -> Statuses:
+    """Ask every member of itself, all at once; None for one that failed or took over ``timeout`` seconds.
+
+    ``lost`` hears of members whose process has ended. Raises FencedError when a newer attempt has taken over.
+    """
+    asked = [(group, group.ask_status()) for group in groups]
+    refs = [ref for _, call in asked for ref in call]
+    answered = set(ray.wait(refs, num_returns=len(refs), timeout=timeout)[0]) if refs else set()
     return {
-        group.name: (group.generation, [_status(ref) if ref in answered else None for ref in asked[group.name]])
-        for group in groups
+        group.name: (call.generation, [_answer(call, ref, lost) if ref in answered else None for ref in call])
+        for group, call in asked
     }
 
 
-def _status(ref: Any) -> dict[str, Any] | None:
+def _answer(call: Call, ref: Any, lost: Lost) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = ray.get(ref)
-    except (ray.exceptions.RayError, FencedError):
-        return None  # dead or fenced: the state API or the next call says which
-    return found
+        status: dict[str, Any] = ray.get(ref)
+    except FencedError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the member has said nothing of itself
+        if (death := death_of(call.group, call.generation, error)) is not None:
+            lost(death)
+        return None
+    return status
 
 
 def state_api(run: str, dashboard: str | None, timeout: float = 2.0) -> Callable[[], RayState]:

@@ -36,17 +36,21 @@ class GroupLostError(RuntimeError):
     """A generation of a group that failed a call, died or hangs; all of its members have to be replaced.
 
     ``kind`` is the budget's (``linckia.decide.budget``). ``place`` is where in the code, or how it died: with role and
-    stage it makes the fingerprint that tells a fault that strikes again. ``whole``: the members are well and only what
-    Ray held for the call is gone: it is asked again, and nobody is replaced.
+    stage it makes the fingerprint that tells a fault that strikes again. ``stage`` is the group's own where it is known,
+    else the run's counts. ``whole``: the members are well and only what Ray held for the call is gone: it is asked
+    again, and nobody is replaced.
     """
 
-    def __init__(self, group: str, generation: int, kind: Kind, place: str, cause: str, whole: bool = False) -> None:
+    def __init__(
+        self, group: str, generation: int, kind: Kind, place: str, cause: str, stage: str = "", whole: bool = False
+    ) -> None:
         super().__init__(f"{group} (generation {generation}) is lost: {cause}")
         self.group = group
         self.generation = generation
         self.kind = kind
         self.place = place
         self.cause = cause
+        self.stage = stage
         self.whole = whole
 
 
@@ -65,9 +69,9 @@ def lost(group: str, generation: int, error: Exception) -> GroupLostError | None
     return GroupLostError(group, generation, kind, f"{type(cause).__name__}/{innermost_frame(error)}", words)
 
 
-def is_death(error: Exception) -> bool:
-    """Whether a member's process ended, as Ray itself says."""
-    return isinstance(error, DEATHS)
+def death_of(group: str, generation: int, error: Exception) -> GroupLostError | None:
+    """The loss, if ``error`` says that a member's process ended."""
+    return lost(group, generation, error) if isinstance(error, DEATHS) else None
 
 
 def innermost_frame(error: Any) -> str:

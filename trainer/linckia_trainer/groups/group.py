@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from linckia.api.names import NAMESPACE, actor_name
 from linckia.api.plan import GroupPlan, MemberPlan
 from linckia_trainer.experience.batching import shard, unshard
-from linckia_trainer.groups.failure import GroupLostError, is_death, lost
+from linckia_trainer.groups.failure import DEATHS, GroupLostError, death_of, lost
 from linckia_trainer.groups.member import Identity
 from linckia_trainer.groups.placement import Placed
 
@@ -131,15 +131,15 @@ class Call:
     def _loss(self, error: Exception) -> GroupLostError | None:
         """A member that died is the cause of what the others of its world then raise: look for the death first."""
         found = lost(self.group, self.generation, error)
-        if found is None or is_death(error):
+        if found is None or isinstance(error, DEATHS):
             return found
         done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=DEATH_SECONDS, fetch_local=False)
         for ref in done:
             try:
                 ray.get(ref)
-            except Exception as other:  # noqa: BLE001 - told apart by ``lost``
-                if is_death(other):
-                    return lost(self.group, self.generation, other)
+            except Exception as other:  # noqa: BLE001 - only a death matters here
+                if (death := death_of(self.group, self.generation, other)) is not None:
+                    return death
         return found
 
 
