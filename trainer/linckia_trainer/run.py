@@ -70,6 +70,7 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     members: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     tokens_generated: int = 0
+    generated_again: int = 0  # trajectories that a lost engine had not answered, so others did
     held_out_score: float | None = None
     _carried: tuple[str, Carried] | None = None
     healer: "Healer" = field(init=False)  # set once the groups stand

@@ -93,6 +93,40 @@ def samples(place: RunPlace, step: int) -> list[Row]:
     return read_samples(run.log.read(step), tokenizer)
 
 
+# ---- recoveries --------------------------------------------------------------------------------------------------
+
+
+def recoveries(place: RunPlace) -> list[Row]:
+    """Every recovery that ended well, oldest first, with its seconds by part."""
+    from linckia_trainer.log import recoveries as written
+
+    return [asdict(one) for one in written.recoveries(_open(place).store)]
+
+
+def log_hash(place: RunPlace, step: int) -> str | None:
+    """The log's hash after a step; None if the log does not hold it."""
+    return _open(place).log.hash_at(step)
+
+
+def repeated_trajectories(place: RunPlace) -> list[tuple[int, int]]:
+    """(position, sample) of trajectories that the log holds more than once; there should be none."""
+    log = _open(place).log
+    seen: set[tuple[int, int]] = set()
+    repeated = []
+    for step in log.steps():
+        arrays = log.read(step).arrays
+        for position, sample in zip(arrays["positions"].tolist(), arrays["samples"].tolist(), strict=True):
+            if (position, sample) in seen:
+                repeated.append((position, sample))
+            seen.add((position, sample))
+    return repeated
+
+
+def state_folders(place: RunPlace) -> list[Path]:
+    """The tiers of this run that are folders of this machine."""
+    return [tier.store.folder for tier in _open(place).tiers if tier.store.folder is not None]
+
+
 # ---- checkpoints -------------------------------------------------------------------------------------------------
 
 

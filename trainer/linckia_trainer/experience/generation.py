@@ -77,7 +77,7 @@ def sample(run: "Run", requests: Iterable[SampleRequest], finished: Finished | N
     trajectories: list[Trajectory] = []
     while queue or desks:
         for desk in [desk for desk in desks.values() if desk.engine.generation != desk.generation]:
-            take_back(desk, desks, queue)
+            run.generated_again += take_back(desk, desks, queue)
         scaling.adjust(run)
         recovery.refit(run)
         hand_out(run, queue, desks)
@@ -89,7 +89,7 @@ def sample(run: "Run", requests: Iterable[SampleRequest], finished: Finished | N
                 answers = collect(desk)
             except GroupLostError as loss:
                 run.healer.report(loss)
-                take_back(desk, desks, queue)
+                run.generated_again += take_back(desk, desks, queue)
                 continue
             trajectories.extend(answers)
             run.count_tokens(sum(len(answer.answer_tokens) for answer in answers))
@@ -100,10 +100,11 @@ def sample(run: "Run", requests: Iterable[SampleRequest], finished: Finished | N
     return trajectories
 
 
-def take_back(desk: Desk, desks: dict[str, Desk], queue: deque[SampleRequest]) -> None:
-    """A lost engine's unanswered requests go to the front of the queue."""
+def take_back(desk: Desk, desks: dict[str, Desk], queue: deque[SampleRequest]) -> int:
+    """A lost engine's unanswered requests go to the front of the queue; returns how many."""
     del desks[desk.engine.name]
     queue.extendleft(reversed(desk.asked.values()))
+    return len(desk.asked)
 
 
 def hand_out(run: "Run", queue: deque[SampleRequest], desks: dict[str, Desk]) -> None:
