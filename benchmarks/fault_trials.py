@@ -25,11 +25,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import fault_plan
 import psutil
 
 ROOT = Path(__file__).parent.parent
@@ -90,7 +88,11 @@ def worker(options: argparse.Namespace, folder: Path, seed: int, number: int, de
     folder.mkdir(parents=True)
     with (folder / "said.txt").open("w") as said:
         process = subprocess.Popen(
-            [*command, "--faults", options.faults], stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
+            [*command, "--faults", options.faults],
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            start_new_session=True,
         )
     assert process.stdout is not None
     read: queue.Queue[str] = queue.Queue()

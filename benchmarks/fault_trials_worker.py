@@ -218,9 +218,7 @@ def processes_of(run: Run, name: str) -> list[dict[str, Any]]:
 
 def placed_at(config: RunConfig, place: Path) -> RunConfig:
     storage = config.storage.model_copy(update={"node_memory_dir": str(place.parent / "node_memory")})
-    return config.model_copy(
-        update={"run": config.run.model_copy(update={"dir": str(place)}), "storage": storage}
-    )
+    return config.model_copy(update={"run": config.run.model_copy(update={"dir": str(place)}), "storage": storage})
 
 
 def end_of(place: Path) -> dict[str, Any]:

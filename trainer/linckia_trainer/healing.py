@@ -126,14 +126,15 @@ class Healer:
         """
         for group in groups:
             while (job := self.jobs.get(group.name)) is not None:
-                job.done.result()
-                try:
-                    if group in self.run.stateful:
-                        self.catch_up([group], job.parts)
-                except GroupLostError as loss:
-                    self._again(group, job, loss)
-                else:
-                    self._finish(group, job)
+                with self.run.standing_still(job.parts):
+                    job.done.result()
+                    try:
+                        if group in self.run.stateful:
+                            self.catch_up([group], job.parts)
+                    except GroupLostError as loss:
+                        self._again(group, job, loss)
+                    else:
+                        self._finish(group, job)
         if self.unhealable is not None:
             raise self.unhealable
 
@@ -157,8 +158,9 @@ class Healer:
 
     def await_one(self, engines: list[ActorGroup]) -> None:
         """Wait until at least one of these engines is loaded."""
-        while not self.loaded(engines):
-            time.sleep(0.05)
+        with self.run.standing_still():
+            while not self.loaded(engines):
+                time.sleep(0.05)
 
     def start_standbys(self) -> None:
         """Have every group's standbys ready; again after one was used."""

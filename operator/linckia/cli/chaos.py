@@ -17,13 +17,21 @@ TRY_IT = "such as `linckia chaos RUN --fault kill --target policy`"
 
 
 def chaos(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A live run: a name in ./runs, a folder, or a URI.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A live run: a name in ./runs, a folder, or a URI.")
+    ] = None,
     fault: Annotated[str | None, typer.Option(help="What strikes; --list shows them.")] = None,
-    target: Annotated[str | None, typer.Option(metavar="GROUP[/RANK]", help="Whom, such as rollout-0 or policy/1.")] = None,
-    stage: Annotated[str | None, typer.Option(help="Strike in this stage of a step, such as update; default: now.")] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="GROUP[/RANK]", help="Whom, such as rollout-0 or policy/1.")
+    ] = None,
+    stage: Annotated[
+        str | None, typer.Option(help="Strike in this stage of a step, such as update; default: now.")
+    ] = None,
     at: Annotated[int | None, typer.Option(metavar="STEP", min=0, help="Strike at this step or a later one.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long a fault lasts that ends by itself.")] = 30.0,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the moment, and then for the healing.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds to wait for the moment, and then for the healing.")
+    ] = 600.0,
     list_faults: Annotated[bool, typer.Option("--list", help="List the faults.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -56,7 +64,14 @@ def chaos(
 
 
 def strike(
-    run: str, fault_name: str, target: str | None, stage: str | None, at: int | None, seconds: float, timeout: float, quiet: bool
+    run: str,
+    fault_name: str,
+    target: str | None,
+    stage: str | None,
+    at: int | None,
+    seconds: float,
+    timeout: float,
+    quiet: bool,
 ) -> Row:
     """The report of one fault. UserError for what does not exist, and for a run that is not live here."""
     from linckia.api.errors import UserError
@@ -67,7 +82,7 @@ def strike(
 
     fault = aiming.choose_fault(FAULTS, fault_name)
     place = runs.find_run(run)
-    view = client.get_view(place)
+    view: Mapping[str, Any] | None = client.get_view(place)
     if view is None:
         raise UserError("RUN", run, "no controller of this run answers", "start it with `linckia train`, then strike")
     if fault.targets == "controller":

@@ -1,6 +1,7 @@
 """The ``linckia`` command: parse and check first, import what is heavy after.
 
-Exit codes: 0 done; 1 `checkpoints verify` found damage; 2 something the user can put right; 4 replaced by a newer attempt.
+Exit codes: 0 done; 1 `checkpoints verify` found damage, or `chaos` no healing; 2 something the user can put right; 4 replaced
+by a newer attempt.
 """
 
 import sys
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from linckia.cli import checkpoints
+from linckia.cli.chaos import chaos
 from linckia.cli.checkpoints import JsonOption, RunArgument
 
 app = typer.Typer(
@@ -21,6 +23,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(checkpoints.app, name="checkpoints")
+app.command()(chaos)
 
 ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="The run config, a YAML file.")]
 OverridesArgument = Annotated[
@@ -138,6 +141,24 @@ def status(
 
 
 @app.command()
+def watch(
+    run: RunArgument,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds from one look to the next.")] = 1.0,
+) -> None:
+    """Show a live run's status, again every second, until it has ended."""
+    from rich.live import Live
+
+    from linckia.cli import runs, show
+
+    found = _status(runs.find_run(run))
+    with Live(show.status_table(found), console=show.out(), auto_refresh=False) as screen:
+        while found["state"] == "live":
+            time.sleep(every)
+            found = _status(runs.find_run(run))
+            screen.update(show.status_table(found), refresh=True)
+
+
+@app.command()
 def samples(
     run: RunArgument,
     step: Annotated[int, typer.Option(min=1, help="The step whose record to read.")],
@@ -193,6 +214,7 @@ def _status(place: Any) -> dict[str, Any]:
         **trainer.local_numbers(place),
     }
     found["step"] = found["log_head"]
+    found["recoveries"] = trainer.recoveries(place)
     if view is not None:
         found |= {
             "state": "live",

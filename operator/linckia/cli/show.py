@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 Row = dict[str, Any]
+SHOWN_RECOVERIES = 5
 
 
 def print_json(value: object) -> None:
@@ -83,9 +85,78 @@ def status_table(status: Row) -> Table:
             table.add_row(label, number(last[name], digits))
     table.add_row("held-out score", number(status["held_out_score"]))
     for name, group in view.get("groups", {}).items():
-        table.add_row(name, f"generation {group.get('generation')}, {count(len(group.get('members', [])), 'member')}")
+        table.add_row(name, group_words(group))
+    for row in status.get("recoveries", [])[-SHOWN_RECOVERIES:]:
+        table.add_row("recovered", escape(recovery_words(row)))
+    if ratio := _effective(view):
+        table.add_row("effective time", ratio)
     for warning in view.get("warnings", []):
         table.add_row("[yellow]warning[/]", escape(warning))
+    return table
+
+
+def group_words(group: Row) -> str:
+    """Such as ``generation 2, 2 members, is being replaced; 3 more restarts within this step``."""
+    words = f"generation {group.get('generation')}, {len(group.get('members', []))} members"
+    if group.get("standbys"):
+        words += f", {group['standbys']} standbys"
+    if group.get("returning"):
+        words += ", [yellow]is being replaced[/]"
+    if group.get("restarts_left") is not None:
+        words += f"; {group['restarts_left']} restarts left in this step"
+    return words
+
+
+def recovery_words(row: Row) -> str:
+    """Such as ``policy 1 -> 2, step 7 update, death (...), 12 s ago: 9.8 s (load 6.1, start 2.9)``."""
+    parts = sorted(row.get("seconds", {}).items(), key=lambda part: -part[1])
+    most = ", ".join(f"{name} {spent:.1f}" for name, spent in parts[:3] if spent >= 0.05)
+    return (
+        f"{row['group']} {row['generation_lost']} -> {row['generation']}, step {row['step']} {row['stage']}, {row['kind']} "
+        f"({row['cause']}), {age(time.time() - row['time'])} ago: {row['seconds_total']:.1f} s"
+        + (f" ({most})" if most else "")
+    )
+
+
+def _effective(view: Row) -> str:
+    """Both ratios of a live run, where it has lost time."""
+    found = {
+        sample["labels"]["replay"]: sample["value"]
+        for sample in view.get("recovery_metrics", [])
+        if "replay" in sample["labels"]
+    }
+    if not found or found["lost"] >= 1:
+        return ""
+    return f"{found['useful']:.1%} of this attempt; {found['lost']:.1%} if replayed records count as lost"
+
+
+def faults_table(rows: Iterable[Row]) -> Table:
+    table = _table("fault", "targets", "what it does")
+    for row in rows:
+        table.add_row(row["fault"], row["targets"], row["explains"])
+    return table
+
+
+def chaos_table(report: Row) -> Table:
+    """What came of one fault: what ``linckia chaos`` shows."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("struck", f"{report['target']}, process {report['pid']}, generation {report['generation']}")
+    table.add_row(
+        "in", f"step {report['step']}, {report['stage']}; after it step {report['step_after']}, {report['stage_after']}"
+    )
+    if report["cause"]:
+        table.add_row("cause", escape(report["cause"]))
+    for label, name in (("found after", "found_after_seconds"), ("healed after", "healed_after_seconds")):
+        if report[name] is not None:
+            table.add_row(label, f"{report[name]:.1f} s")
+    if report["seconds_by_part"]:
+        table.add_row("cost", ", ".join(f"{part} {spent:.2f} s" for part, spent in report["seconds_by_part"].items()))
+    for problem in report["problems"]:
+        table.add_row("[red]problem[/]", escape(problem))
+    if report["healed"] and not report["problems"]:
+        table.add_row("state", "[green]healed; every member agrees with the log, no trajectory is recorded twice[/]")
     return table
 
 

@@ -107,6 +107,12 @@ def next_restart(
     return Restart(_wait(earlier, now, policy.back_off_seconds))
 
 
+def restarts_left(recoveries: Sequence[RecoveryRecord], group: str, step: int, policy: Recovery) -> int:
+    """How many more deaths or hangs of ``group`` within ``step`` are answered by a restart."""
+    used = sum((one.group, one.step) == (group, step) for one in recoveries)
+    return max(0, policy.max_restarts_per_step - used)
+
+
 def _wait(earlier: Sequence[RecoveryRecord], now: float, first_seconds: float) -> float:
     if not earlier or not first_seconds:
         return 0.0

@@ -32,7 +32,10 @@ def check_target(view: View, target: str, fault: Fault) -> None:
     there = targets(view, fault)
     if f"{group}/{rank}" not in there and target not in there:
         raise UserError(
-            "--target", target, f"this fault takes {', '.join(there) or 'nothing that stands now'}", "choose one of them"
+            "--target",
+            target,
+            f"this fault takes {', '.join(there) or 'nothing that stands now'}",
+            "choose one of them",
         )
 
 

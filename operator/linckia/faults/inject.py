@@ -115,9 +115,13 @@ def _signal(aim: Aim, number: int) -> None:
 
 
 FAULTS: dict[str, Fault] = {
-    "kill": Fault(kill, "SIGKILL: the process is gone at once, as after a crash or an OOM kill", "member", "replacement"),
+    "kill": Fault(
+        kill, "SIGKILL: the process is gone at once, as after a crash or an OOM kill", "member", "replacement"
+    ),
     "exit": Fault(leave, "SIGTERM: the process is told to go, as when its node is drained", "member", "replacement"),
-    "hang": Fault(hang, "SIGSTOP: the process lives and does nothing; the watcher has to find it", "member", "replacement"),
+    "hang": Fault(
+        hang, "SIGSTOP: the process lives and does nothing; the watcher has to find it", "member", "replacement"
+    ),
     "slow": Fault(slow, "a straggler: it runs a tenth of the time for --seconds", "member", "itself"),
     "corrupt-state": Fault(
         corrupt_state,
@@ -132,7 +136,10 @@ FAULTS: dict[str, Fault] = {
         "replacement",
     ),
     "controller-kill": Fault(
-        kill, "SIGKILL of the controller; whoever supervises it has to start the next attempt", "controller", "next attempt"
+        kill,
+        "SIGKILL of the controller; whoever supervises it has to start the next attempt",
+        "controller",
+        "next attempt",
     ),
     "controller-hang": Fault(
         hang, "SIGSTOP of the controller: the next attempt has to fence it", "controller", "next attempt"

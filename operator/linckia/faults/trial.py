@@ -127,7 +127,9 @@ def disagreements(view: View, log_hash: Callable[[int], str | None]) -> list[str
         for step, found in at:
             wanted = log_hash(step)
             if wanted is not None and wanted != found:
-                problems.append(f"{name} stands at step {step} of another history: {found[:12]}, the log has {wanted[:12]}")
+                problems.append(
+                    f"{name} stands at step {step} of another history: {found[:12]}, the log has {wanted[:12]}"
+                )
     return problems
 
 

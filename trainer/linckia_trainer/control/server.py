@@ -9,7 +9,7 @@ import hmac
 import ipaddress
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict
 
@@ -181,6 +181,19 @@ class _View(Collector):
             if metric is not None and value is not None:
                 unit = f" ({metric.unit})" if metric.unit else ""
                 yield _gauge(name, metric.description + unit, run, value)
+        yield from _labelled(run, self._view.get("recovery_metrics", []))
+
+
+def _labelled(run: str, samples: Iterable[Mapping[str, Any]]) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+    for metric in names.LABELLED:
+        kind = CounterMetricFamily if metric.counter else GaugeMetricFamily
+        text = f"{metric.description} ({metric.unit})"
+        family = kind(names.prometheus_name(metric.name), text, labels=["run", *metric.labels])
+        found = [sample for sample in samples if sample["name"] == metric.name]
+        for sample in found:
+            family.add_metric([run, *(sample["labels"][label] for label in metric.labels)], float(sample["value"]))
+        if found:
+            yield family
 
 
 def _gauge(name: str, text: str, run: str, value: float) -> GaugeMetricFamily:

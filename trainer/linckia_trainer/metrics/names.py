@@ -36,6 +36,9 @@ EPOCH = "step/epoch"
 SKIPPED = "step/skipped"
 SECONDS_STEP = "seconds/step"
 SECONDS_EVALUATE = "seconds/evaluate"
+SECONDS_STOOD_STILL = "seconds/stood_still"
+SECONDS_REPLAYED = "seconds/replayed"
+GENERATED_AGAIN = "recovery/generated_again"
 
 
 def seconds(stage: str) -> str:
@@ -43,6 +46,7 @@ def seconds(stage: str) -> str:
     return f"seconds/{stage}"
 
 
+_AGAIN = "answers that a lost engine had not finished, so another one gave them"
 _ALL = (
     Metric(REWARD, "reward", "mean reward of the step's answers, before clipping and normalisation"),
     Metric("reward/std", "reward", "standard deviation over the step's answers"),
@@ -80,7 +84,37 @@ _ALL = (
     *(Metric(seconds(stage), "s", f"wall time of the {stage} stage") for stage in STAGES),
     Metric(SECONDS_STEP, "s", "wall time of the whole step"),
     Metric(SECONDS_EVALUATE, "s", "wall time of the held-out evaluation"),
+    Metric(SECONDS_STOOD_STILL, "s", "wall time of the step that the loop waited for lost groups, replay included"),
+    Metric(SECONDS_REPLAYED, "s", "wall time of the step that a group which came back applied records again"),
+    Metric(GENERATED_AGAIN, "answers", _AGAIN),
 )
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A number per combination of labels, for Prometheus alone. ``counter``: it only grows within an attempt."""
+
+    name: str
+    unit: str
+    description: str
+    labels: tuple[str, ...]
+    counter: bool = True
+
+
+RECOVERIES = Labelled(
+    "recoveries", "groups", "lost groups by how it ended: healed or given up", ("role", "cause", "result")
+)
+RECOVERY_SECONDS = Labelled("recovery_seconds", "s", "time of recoveries by part of the path", ("role", "part"))
+TRAJECTORIES_AGAIN = Labelled("trajectories_generated_again", "answers", _AGAIN, ())
+EFFECTIVE_TIME = Labelled(
+    "effective_training_time_ratio",
+    "share",
+    "share of the attempt's time that the loop did not wait for lost groups; replay=useful counts replayed records as "
+    "training time (as RobustRL does), replay=lost does not",
+    ("replay",),
+    counter=False,
+)
+LABELLED = (RECOVERIES, RECOVERY_SECONDS, TRAJECTORIES_AGAIN, EFFECTIVE_TIME)
 METRICS = {metric.name: metric for metric in _ALL}
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from linckia_trainer.metrics import names
+from linckia_trainer.metrics.recovery import effective_ratio
 from linckia_trainer.metrics.sinks import Row
 
 FILE = "summary.json"
@@ -23,6 +24,8 @@ class Summary:
 
     ``eval_before`` is the held-out score before step 1, ``eval_after`` the last one; None without held-out data.
     ``tokens``: prompt and answer tokens of all records. ``attempts``: the number of the last attempt.
+    ``effective_time_ratio``: the share of ``seconds`` that the loop did not wait for lost groups, with replayed records counted
+    as training time; with ``_replay_lost`` they count as lost. What a restart of the controller takes is in neither.
 
     Example: ``Summary(run="sort-seed1", uri="runs/sort-seed1", outcome="finished", steps=100, attempts=1, ...)``
     """
@@ -42,6 +45,10 @@ class Summary:
     seconds_by_stage: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
     tokens_per_second: float = 0.0
+    stood_still_seconds: float = 0.0
+    generated_again: int = 0
+    effective_time_ratio: float = 1.0
+    effective_time_ratio_replay_lost: float = 1.0
 
 
 def summarize(
@@ -54,6 +61,7 @@ def summarize(
     seconds = sum(_values(rows, names.SECONDS_STEP)) + by_stage["evaluate"]
     training = seconds - by_stage["evaluate"]
     tokens = int(sum(_values(rows, names.TOKENS)))
+    still, replayed = (sum(_values(rows, name)) for name in (names.SECONDS_STOOD_STILL, names.SECONDS_REPLAYED))
     return Summary(
         run=run,
         uri=uri,
@@ -70,6 +78,10 @@ def summarize(
         seconds_by_stage={stage: round(spent, 3) for stage, spent in by_stage.items()},
         tokens=tokens,
         tokens_per_second=round(tokens / training, 1) if training > 0 else 0.0,
+        stood_still_seconds=round(still, 3),
+        generated_again=int(sum(_values(rows, names.GENERATED_AGAIN))),
+        effective_time_ratio=round(effective_ratio(seconds, still - replayed), 4),
+        effective_time_ratio_replay_lost=round(effective_ratio(seconds, still), 4),
     )
 
 
@@ -100,6 +112,8 @@ def render_summary(summary: Summary, folder: Path) -> RenderableType:
     table.add_row("steps", f"{summary.steps} in {duration(summary.seconds)}, attempt {summary.attempts}")
     table.add_row("speed", f"{summary.tokens:,} tokens, {summary.tokens_per_second:,.0f} tokens/s")
     table.add_row("time by stage", _stages(summary))
+    if summary.stood_still_seconds or summary.generated_again:
+        table.add_row("recoveries", _recoveries(summary))
     if (curves := folder / "curves.png").exists():
         table.add_row("curves", str(_from_here(curves)))
     commands = Text()
@@ -146,6 +160,13 @@ def _scores(summary: Summary) -> str:
         return "no held-out data"
     before, after, best = (_number(v) for v in (summary.eval_before, summary.eval_after, summary.eval_max))
     return f"{before} -> {after} (best {best})"
+
+
+def _recoveries(summary: Summary) -> str:
+    return (
+        f"{duration(summary.stood_still_seconds)} waited for lost groups, {summary.generated_again} answers generated again; "
+        f"{summary.effective_time_ratio:.1%} effective time ({summary.effective_time_ratio_replay_lost:.1%} without replay)"
+    )
 
 
 def _number(value: float | None) -> str:
