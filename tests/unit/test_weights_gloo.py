@@ -165,6 +165,18 @@ def test_an_engine_that_never_comes_is_named_and_the_other_is_served() -> None:
     assert_whole(well.received)
 
 
+def test_an_engine_that_is_lost_before_it_comes_is_not_waited_for() -> None:
+    sender = GlooSender(0, "127.0.0.1", LAYOUT, BUCKET_BYTES, timeout=600.0)
+    invitations = sender.invite(["well", "absent"], 1)
+    well = Engine(invitations["well"])
+    told = threading.Timer(0.05, sender.abandon, ["absent"])
+    told.start()
+    assert sender.connect() == {"absent": "it was lost before it came"}
+    assert sender.send(gather) == {}
+    well.join(10)
+    assert_whole(well.received)
+
+
 def test_ranks_other_than_0_only_gather() -> None:
     sender = GlooSender(1, "127.0.0.1", LAYOUT, BUCKET_BYTES, timeout=1.0)
     asked: list[list[str]] = []

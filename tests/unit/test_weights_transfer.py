@@ -3,6 +3,7 @@
 import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from linckia.api.errors import UserError
 from linckia_trainer.groups.engine_errors import EnginesLostError
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.roles.rollout import engine_arguments
-from linckia_trainer.weights import ipc
+from linckia_trainer.weights import ipc, sync
 from linckia_trainer.weights.own_head import has_own_head
 from linckia_trainer.weights.sync import WeightSync
 from linckia_trainer.weights.transfer import transfer_backend
@@ -95,15 +96,27 @@ class Recorder:
         self.calls.append((self.name, method, engines))
         return [{engine: f"for {engine}" for engine in engines}]
 
+    def ask_status(self) -> Answered:
+        return Answered(*self.failures.pop("status", []))
+
+    def tell(self, method: str, engine: str) -> None:
+        self.calls.append((self.name, method, engine))
+
+
+@pytest.fixture(autouse=True)
+def last_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the calls on their way the last one asked is answered first."""
+    monkeypatch.setattr(sync, "ray", SimpleNamespace(wait=lambda refs, num_returns: (refs[-1:], refs[:-1])))
+
 
 def test_a_new_round_whenever_its_members_change(tmp_path: Path) -> None:
     calls: list[Any] = []
     policy, a, b = (Recorder(name, calls) for name in ("policy", "a", "b"))
-    sync = WeightSync(config_of(tmp_path), first_weights_travel=False)
+    weights = WeightSync(config_of(tmp_path), first_weights_travel=False)
 
     def asked(step: int, *engines: Recorder) -> list[Any]:
         calls.clear()
-        sync.sync(step, policy, engines)  # type: ignore[arg-type]
+        weights.sync(step, policy, engines)  # type: ignore[arg-type]
         return list(calls)
 
     assert asked(0, a, b) == [("a", "assume_weights", 0, 1), ("b", "assume_weights", 0, 1)]
@@ -127,19 +140,48 @@ def test_a_new_round_whenever_its_members_change(tmp_path: Path) -> None:
 def test_an_engine_that_is_lost_does_not_keep_the_others_from_their_weights(tmp_path: Path) -> None:
     calls: list[Any] = []
     policy, a, b = (Recorder(name, calls) for name in ("policy", "a", "b"))
-    sync = WeightSync(config_of(tmp_path), first_weights_travel=False)
+    weights = WeightSync(config_of(tmp_path), first_weights_travel=False)
     lost = GroupLostError("b", 1, "death", "ActorDiedError", "died")
     policy.failures = {"send_weights": [EnginesLostError("engine b/1: gone")]}
     b.failures = {"receive_weights": [lost]}
-    assert sync.sync(1, policy, [a, b]) == [lost]  # type: ignore[arg-type, list-item]
-    assert sync.serves(a, 1)  # type: ignore[arg-type]
-    assert not sync.serves(b, 1)  # type: ignore[arg-type]
+    assert weights.sync(1, policy, [a, b]) == [lost]  # type: ignore[arg-type, list-item]
+    assert weights.serves(a, 1)  # type: ignore[arg-type]
+    assert not weights.serves(b, 1)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_nobody_called_since_it_died_is_not_invited(tmp_path: Path) -> None:
+    calls: list[Any] = []
+    policy, a, b = (Recorder(name, calls) for name in ("policy", "a", "b"))
+    weights = WeightSync(config_of(tmp_path), first_weights_travel=False)
+    lost = GroupLostError("b", 1, "death", "ActorDiedError", "died")
+    b.failures = {"status": [lost]}
+    assert weights.sync(1, policy, [a, b]) == [lost]  # type: ignore[arg-type, list-item]
+    assert calls[0] == ("policy", "open_transfer", ["a/1"])
+    assert weights.serves(a, 1)  # type: ignore[arg-type]
+    lost = GroupLostError("a", 2, "death", "ActorDiedError", "died")
+    a.generation, a.failures = 2, {"status": [lost]}
+    calls.clear()
+    assert weights.sync(2, policy, [a]) == [lost]  # type: ignore[arg-type, list-item]
+    assert ("policy", "send_weights") not in calls
+
+
+def test_the_policy_is_told_of_an_engine_that_is_lost_before_they_meet(tmp_path: Path) -> None:
+    calls: list[Any] = []
+    policy, a, b = (Recorder(name, calls) for name in ("policy", "a", "b"))
+    weights = WeightSync(config_of(tmp_path), first_weights_travel=False)
+    lost = GroupLostError("b", 1, "death", "ActorDiedError", "died")
+    b.failures = {"open_transfer": [lost]}
+    policy.failures = {"connect_engines": [EnginesLostError("engine b/1: it was lost before it came")]}
+    assert weights.sync(1, policy, [a, b]) == [lost]  # type: ignore[arg-type, list-item]
+    assert [call for call in calls if call[1] == "abandon_engine"] == [("policy", "abandon_engine", "b/1")]
+    assert weights.serves(a, 1)  # type: ignore[arg-type]
+    assert not weights.serves(b, 1)  # type: ignore[arg-type]
 
 
 def test_when_the_policy_is_lost_no_engine_counts_as_served(tmp_path: Path) -> None:
     policy, a = (Recorder(name, []) for name in ("policy", "a"))
-    sync = WeightSync(config_of(tmp_path), first_weights_travel=False)
+    weights = WeightSync(config_of(tmp_path), first_weights_travel=False)
     policy.failures = {"send_weights": [GroupLostError("policy", 1, "death", "ActorDiedError", "died")]}
     with pytest.raises(GroupLostError):
-        sync.sync(1, policy, [a])  # type: ignore[arg-type, list-item]
-    assert not sync.serves(a, 1)  # type: ignore[arg-type]
+        weights.sync(1, policy, [a])  # type: ignore[arg-type, list-item]
+    assert not weights.serves(a, 1)  # type: ignore[arg-type]

@@ -88,6 +88,11 @@ class ActorGroup:
                 refs.append(member.invoke.remote(self.attempt, generation, method, slice_ref, *args, **kwargs))
         return Sharded(self.name, generation, refs, rows, self.duplicate_actors)
 
+    def tell(self, method: str, *args: Any) -> None:
+        """A control method on all members, heard while a call runs; nobody waits for it."""
+        for member in self.members:
+            getattr(member, method).remote(self.attempt, *args)
+
     def ask_status(self) -> "Call":
         """Every member's status, through the control group: answered while a call runs."""
         generation, members = self.incarnation

@@ -120,6 +120,13 @@ class PolicyMember(ModelMember):
         assert self.sender is not None, "open_transfer comes first"
         raise_lost(self.sender.connect())
 
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def abandon_engine(self, attempt: int, engine: str) -> None:
+        """An invited engine is lost: ``connect_engines`` must not wait for it."""
+        self._admit(attempt)
+        if self.sender is not None:
+            self.sender.abandon(engine)
+
     def send_weights(self) -> None:
         """Send all weights to the engines of the round. Collective: every rank gathers, rank 0 sends.
 

@@ -1,6 +1,7 @@
 """Weight transfer on CPU, both ends: a private pair of processes per engine, so that none waits for another."""
 
 import socket
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from linckia_trainer.weights.vllm_plugin import BACKEND
 
 TRAINER_RANK, ENGINE_RANK = 0, 1
 NUM_FLYING = 4  # pieces under way at one time
+LOOK_SECONDS = 0.002
+MEET_SECONDS = 30.0  # for two that are both there
 
 
 def gloo_pair(
@@ -25,6 +28,8 @@ def gloo_pair(
     """One side of the pair named ``key``; waits for the other at most ``timeout`` seconds."""
     limit = timedelta(seconds=timeout)
     store = store or TCPStore(host, port, is_master=False, timeout=limit)
+    if rank == ENGINE_RANK:
+        store.set(f"{key}/here", "")
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = limit
     # By default gloo listens where the host's own name points to, which on Debian is often 127.0.1.1.
@@ -54,6 +59,7 @@ class GlooSender:
         self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if rank == 0 else None
         self.round = 0
         self.invited: list[str] = []
+        self.abandoned: set[str] = set()
         self.pairs: dict[str, Any] = {}
 
     def invite(self, engines: Sequence[str], workers: int) -> dict[str, Invitation]:
@@ -62,6 +68,7 @@ class GlooSender:
             return {}
         self.round += 1  # a store keeps the addresses of earlier rounds
         self.invited = list(engines)
+        self.abandoned = set()
         self.pairs = {}
         return {
             engine: Invitation(
@@ -85,6 +92,9 @@ class GlooSender:
             except RuntimeError as error:  # it never came
                 lost[engine] = reason(error)
         return lost
+
+    def abandon(self, engine: str) -> None:
+        self.abandoned.add(engine)
 
     def send(self, gather: Gather) -> dict[str, str]:
         lost: dict[str, str] = {}
@@ -123,8 +133,17 @@ class GlooSender:
         self.pairs.pop(engine, None)  # of no use any more
 
     def _meet(self, engine: str) -> ProcessGroupGloo:
+        """Pair up once the engine says that it is there: gloo's own wait cannot be ended, and holds the store meanwhile."""
         assert self.store is not None
-        return gloo_pair(self.host, self.store.port, self._key(engine), TRAINER_RANK, self.timeout, self.store)
+        deadline = time.monotonic() + self.timeout
+        while not self.store.check([f"{self._key(engine)}/here"]):
+            if engine in self.abandoned:
+                raise RuntimeError("it was lost before it came")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"it did not come within {self.timeout:g} s")
+            time.sleep(LOOK_SECONDS)
+        limit = min(self.timeout, MEET_SECONDS)
+        return gloo_pair(self.host, self.store.port, self._key(engine), TRAINER_RANK, limit, self.store)
 
     def _key(self, engine: str) -> str:
         return f"{self.round}/{engine}"

@@ -55,6 +55,9 @@ class IpcSender:
     def connect(self) -> dict[str, str]:
         return {}  # nothing to meet in: the memory is there
 
+    def abandon(self, engine: str) -> None:
+        return None  # nobody waits for it: there is no meeting
+
     def send(self, gather: Gather) -> dict[str, str]:
         from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_producer
 

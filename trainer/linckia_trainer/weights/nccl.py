@@ -53,6 +53,9 @@ class NcclSender:
         self.communicator = uid_init_process_group(self.unique_id, 0, self.world_size, device)
         return {}
 
+    def abandon(self, engine: str) -> None:
+        return None  # nothing ends the wait for a communicator's members but its own time limit
+
     def send(self, gather: Gather) -> dict[str, str]:
         tensors = self._tensors(gather)
         if self.rank != 0:

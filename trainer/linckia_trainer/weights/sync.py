@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import ray
+
 from linckia.api.config import RunConfig
 from linckia_trainer.groups.engine_errors import EnginesLostError
 from linckia_trainer.groups.failure import GroupLostError
@@ -36,6 +38,8 @@ class WeightSync:
         losses = self._connect(policy, stale)
         gone = {loss.group for loss in losses}
         joined = [engine for engine in stale if engine.name not in gone]
+        if not joined:
+            return losses
         send = policy.start("send_weights")
         receives = [(engine, engine.start("receive_weights", *version)) for engine in joined]
         await_sender(send)
@@ -53,13 +57,31 @@ class WeightSync:
         if round_of == self.connected:
             return []
         self.connected = (0, [])
+        dead = failed([(engine, engine.ask_status()) for engine in engines])  # whom nobody has called since
+        gone = {loss.group for loss in dead}
+        engines = [engine for engine in engines if engine.name not in gone]
+        round_of = (policy.generation, [key_of(engine) for engine in engines])
         invitations = policy.call("open_transfer", round_of[1])[0]
         meetings = [(engine, engine.start("open_transfer", invitations[key_of(engine)])) for engine in engines]
-        await_sender(policy.start("connect_engines"))
+        connecting = policy.start("connect_engines")
+        give_up_lost(policy, connecting, meetings)
+        await_sender(connecting)
         losses = failed(meetings)
         if not losses:
             self.connected = round_of
-        return losses
+        return dead + losses
+
+
+def give_up_lost(policy: ActorGroup, connecting: Call, meetings: list[tuple[ActorGroup, Call]]) -> None:
+    """Until the policy has met the engines: tell it of those whose own call failed, for it waits for them."""
+    meeting = {ref: (engine, call) for engine, call in meetings for ref in call}
+    senders = list(connecting)
+    pending = [*senders, *meeting]
+    while any(ref in pending for ref in senders):
+        ready, pending = ray.wait(pending, num_returns=1)
+        for ref in ready:
+            if ref in meeting and failed([meeting[ref]]):
+                policy.tell("abandon_engine", key_of(meeting[ref][0]))
 
 
 def await_sender(call: Call) -> None:

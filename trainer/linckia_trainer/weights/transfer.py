@@ -45,6 +45,9 @@ class Sender(Protocol):
     def connect(self) -> dict[str, str]:
         """Meet the invited engines, who join at the same time."""
 
+    def abandon(self, engine: str) -> None:
+        """An invited engine is lost: do not wait for it any more. From another thread than ``connect``'s."""
+
     def send(self, gather: Gather) -> dict[str, str]:
         """Send every parameter to the engines of this round."""
 
