@@ -12,6 +12,7 @@ Prints one JSON line per trial, then a summary. Trial ``i`` of ``--seed S`` is d
 """
 
 import argparse
+import itertools
 import json
 import os
 import queue
@@ -56,9 +57,12 @@ def main() -> None:
 
         fault_trials_worker.work(options.worker, options.seed, options.trials, options.faults.split(","))
         return
+    head = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(head, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="linckia-trials-", dir=_roomy()) as folder:
         lines = []
         for line in trials(options, Path(folder)):
+            line["commit"] = commit
             lines.append(line)
             print(json.dumps(line), flush=True)
             if options.append is not None:
@@ -97,7 +101,7 @@ def worker(options: argparse.Namespace, folder: Path, seed: int, number: int, de
     assert process.stdout is not None
     read: queue.Queue[str] = queue.Queue()
     stdout = process.stdout
-    threading.Thread(target=lambda: [read.put(text) for text in [*stdout, ""]], daemon=True).start()
+    threading.Thread(target=lambda: [read.put(text) for text in itertools.chain(stdout, [""])], daemon=True).start()
     try:
         ready, limit = False, START_SECONDS
         while number and time.monotonic() < deadline:

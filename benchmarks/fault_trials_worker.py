@@ -241,7 +241,7 @@ def trial(bench: Bench, golden: dict[str, Any], seconds: dict[str, float], plan:
     again = 0
     try:
         run = bench.train(place, striker)
-        again = run.generated_again
+        again = run.healer.costs.generated_again
         found = end_of(place)
         different = [name for name in golden if found[name] != golden[name]]
         if different:

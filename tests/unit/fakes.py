@@ -9,6 +9,7 @@ from local.tiny import write_config
 from linckia.api.config import RunConfig
 from linckia.api.load import load_config
 from linckia_trainer.groups.failure import GroupLostError
+from linckia_trainer.metrics.recovery import Costs
 
 
 class Answered:
@@ -33,6 +34,7 @@ class Healer:
     def __init__(self, groups: Sequence[Any] = ()) -> None:
         self.groups = {group.name: group for group in groups}
         self.losses: list[GroupLostError] = []
+        self.costs = Costs()
 
     def report(self, loss: GroupLostError) -> None:
         self.losses.append(loss)

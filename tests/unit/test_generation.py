@@ -56,6 +56,7 @@ def run_of(engines: Sequence[Engine]) -> Any:
         healer=Healer(engines),
         config=SimpleNamespace(rollout=SimpleNamespace(max_num_seqs=4)),
         count_tokens=lambda amount: None,
+        wanted_engines=None,
     )
 
 
@@ -91,6 +92,7 @@ def test_what_a_lost_engine_has_not_answered_is_answered_by_others_once(monkeypa
     found = sample(monkeypatch, run, num_requests=17)
     assert sorted(one.position for one in found) == list(range(17))
     assert run.healer.losses == [lost]
+    assert run.healer.costs.generated_again == 4  # it was full
 
 
 def test_an_engine_that_was_replaced_unseen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

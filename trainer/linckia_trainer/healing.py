@@ -26,6 +26,7 @@ from linckia_trainer.groups.group import ActorGroup, Sharded
 from linckia_trainer.groups.replace import Parts, Site, replace, start_standbys
 from linckia_trainer.log import recoveries
 from linckia_trainer.log.recoveries import Recovery
+from linckia_trainer.metrics.recovery import Costs
 
 if TYPE_CHECKING:
     from linckia_trainer.run import Run
@@ -70,6 +71,7 @@ class Healer:
         self.losses: list[RecoveryRecord] = recoveries.losses(site.store)
         self.finished: list[Recovery] = []
         self.unhealable: UnhealableError | None = None
+        self.costs = Costs()
         self.closing = threading.Event()
         self.pool = ThreadPoolExecutor(max_workers=max(4, len(run.groups)), thread_name_prefix="heal")
 
@@ -126,7 +128,7 @@ class Healer:
         """
         for group in groups:
             while (job := self.jobs.get(group.name)) is not None:
-                with self.run.standing_still(job.parts):
+                with self.costs.standing_still(job.parts):
                     job.done.result()
                     try:
                         if group in self.run.stateful:
@@ -158,7 +160,7 @@ class Healer:
 
     def await_one(self, engines: list[ActorGroup]) -> None:
         """Wait until at least one of these engines is loaded."""
-        with self.run.standing_still():
+        with self.costs.standing_still():
             while not self.loaded(engines):
                 time.sleep(0.05)
 

@@ -22,12 +22,11 @@ from linckia_trainer.log.store import Store
 from linckia_trainer.metrics import names
 from linckia_trainer.metrics.progress import RunProgress
 from linckia_trainer.metrics.record import record_metrics
-from linckia_trainer.metrics.recovery import recovery_metrics, recovery_row
+from linckia_trainer.metrics.recovery import recovery_metrics
 from linckia_trainer.metrics.sinks import Metrics
 from linckia_trainer.weights.sync import WeightSync
 
 if TYPE_CHECKING:
-    from linckia_trainer.groups.replace import Parts
     from linckia_trainer.healing import Healer
 
 Batch = dict[str, NDArray[Any]]
@@ -74,11 +73,6 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     members: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     tokens_generated: int = 0
-    generated_again: int = 0  # trajectories that a lost engine had not answered, so others did
-    stood_still: float = 0.0  # seconds that the loop waited for lost groups, replay included
-    replayed: float = 0.0  # seconds of it that records were applied again
-    rows_hold: dict[str, float] = field(default_factory=dict)  # how much of these three the metric rows have
-    loop_began: float = field(default_factory=time.monotonic)
     held_out_score: float | None = None
     _carried: tuple[str, Carried] | None = None
     healer: "Healer" = field(init=False)  # set once the groups stand
@@ -148,7 +142,7 @@ class Run:
         """Write where the step's time went, beside what ``applied`` wrote of it."""
         times = {names.seconds(stage): self.seconds[stage] for stage in names.STAGES if stage in self.seconds}
         times[names.SECONDS_STEP] = time.monotonic() - self.step_began
-        times |= recovery_row(self)
+        times |= self.healer.costs.row()
         times[names.TOKENS_PER_SECOND] = int(record.arrays["lengths"].sum()) / times[names.SECONDS_STEP]
         self.last_row |= times
         self.metrics.log(record.step, times)
@@ -172,16 +166,6 @@ class Run:
 
     def count_tokens(self, amount: int) -> None:
         self.tokens_generated += amount
-
-    @contextlib.contextmanager
-    def standing_still(self, parts: "Parts | None" = None) -> Iterator[None]:
-        """Time that the loop waits for a lost group; ``parts`` of its recovery, which tell how much of it is replay."""
-        began, before = time.monotonic(), parts.seconds.get("replay", 0.0) if parts else 0.0
-        try:
-            yield
-        finally:
-            self.stood_still += time.monotonic() - began
-            self.replayed += parts.seconds.get("replay", 0.0) - before if parts else 0.0
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:
@@ -211,7 +195,7 @@ class Run:
                 for group in self.groups
             },
             "recoveries": [asdict(one) for one in self.healer.finished[-SHOWN_RECOVERIES:]],
-            "recovery_metrics": recovery_metrics(self),
+            "recovery_metrics": recovery_metrics(self.healer),
             "metrics": self.last_row,
             "held_out_score": self.held_out_score,
             "seconds_left": self.progress.time_left(),

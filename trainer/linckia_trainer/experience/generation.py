@@ -77,7 +77,7 @@ def sample(run: "Run", requests: Iterable[SampleRequest], finished: Finished | N
     trajectories: list[Trajectory] = []
     while queue or desks:
         for desk in [desk for desk in desks.values() if desk.engine.generation != desk.generation]:
-            run.generated_again += take_back(desk, desks, queue)
+            run.healer.costs.generated_again += take_back(desk, desks, queue)
         scaling.adjust(run)
         recovery.refit(run)
         hand_out(run, queue, desks)
@@ -89,7 +89,7 @@ def sample(run: "Run", requests: Iterable[SampleRequest], finished: Finished | N
                 answers = collect(desk)
             except GroupLostError as loss:
                 run.healer.report(loss)
-                run.generated_again += take_back(desk, desks, queue)
+                run.healer.costs.generated_again += take_back(desk, desks, queue)
                 continue
             trajectories.extend(answers)
             run.count_tokens(sum(len(answer.answer_tokens) for answer in answers))

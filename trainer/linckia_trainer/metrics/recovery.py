@@ -2,7 +2,8 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from linckia.api.names import role_of
@@ -10,32 +11,58 @@ from linckia_trainer.log.recoveries import Recovery
 from linckia_trainer.metrics import names
 
 if TYPE_CHECKING:
-    from linckia_trainer.run import Run
+    from linckia_trainer.groups.replace import Parts
+    from linckia_trainer.healing import Healer
 
 Sample = dict[str, Any]  # {"name": of names.LABELLED, "labels": {...}, "value": float}
 
 
-def recovery_row(run: "Run") -> dict[str, float]:
-    """What the step that ends lost to recoveries. Empty for a step that lost nothing, so that rows stay short."""
-    counted = {
-        names.SECONDS_STOOD_STILL: run.stood_still,
-        names.SECONDS_REPLAYED: run.replayed,
-        names.GENERATED_AGAIN: float(run.generated_again),
-    }
-    grown = {name: value - run.rows_hold.get(name, 0.0) for name, value in counted.items()}
-    run.rows_hold = counted
-    return {name: value for name, value in grown.items() if value > 0}
+class Costs:
+    """What an attempt has lost to recoveries so far. Seconds are the loop's: what is healed beside it costs it nothing."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.began = clock()
+        self.stood_still = 0.0  # seconds that the loop waited for lost groups, replay included
+        self.replayed = 0.0  # seconds of it that records were applied again
+        self.generated_again = 0  # answers that a lost engine had not finished, so others gave them
+        self.in_rows: dict[str, float] = {}
+
+    @contextmanager
+    def standing_still(self, parts: "Parts | None" = None) -> Iterator[None]:
+        """The loop waits for a lost group. ``parts`` of its recovery tell how much of that is replay."""
+        began, before = self.clock(), parts.seconds.get("replay", 0.0) if parts else 0.0
+        try:
+            yield
+        finally:
+            self.stood_still += self.clock() - began
+            self.replayed += parts.seconds.get("replay", 0.0) - before if parts else 0.0
+
+    def row(self) -> dict[str, float]:
+        """What was lost since the last row. Without what was not, so that rows stay short."""
+        now = {
+            names.SECONDS_STOOD_STILL: self.stood_still,
+            names.SECONDS_REPLAYED: self.replayed,
+            names.GENERATED_AGAIN: float(self.generated_again),
+        }
+        grown = {name: value - self.in_rows.get(name, 0.0) for name, value in now.items()}
+        self.in_rows = now
+        return {name: value for name, value in grown.items() if value > 0}
+
+    def ratios(self) -> dict[str, float]:
+        """Effective training time, with replayed records as ``useful`` (as RobustRL counts) and as ``lost`` time."""
+        passed = self.clock() - self.began
+        return {
+            "useful": effective_ratio(passed, self.stood_still - self.replayed),
+            "lost": effective_ratio(passed, self.stood_still),
+        }
 
 
-def recovery_metrics(run: "Run") -> list[Sample]:
+def recovery_metrics(healer: "Healer") -> list[Sample]:
     """Of this attempt, for ``/metrics``."""
-    given_up = run.healer.unhealable
-    found = totals(run.healer.finished, [given_up.field] if given_up is not None else [])
-    found.append(_sample(names.TRAJECTORIES_AGAIN, (), run.generated_again))
-    for replay, lost in (("useful", run.stood_still - run.replayed), ("lost", run.stood_still)):
-        ratio = effective_ratio(time.monotonic() - run.loop_began, lost)
-        found.append(_sample(names.EFFECTIVE_TIME, (replay,), ratio))
-    return found
+    found = totals(healer.finished, [healer.unhealable.field] if healer.unhealable is not None else [])
+    found.append(_sample(names.TRAJECTORIES_AGAIN, (), healer.costs.generated_again))
+    return found + [_sample(names.EFFECTIVE_TIME, (replay,), ratio) for replay, ratio in healer.costs.ratios().items()]
 
 
 def totals(finished: Sequence[Recovery], given_up: Sequence[str]) -> list[Sample]:
