@@ -1,10 +1,12 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 import types
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,12 +17,14 @@ from unit.log_builders import EMPTY, ORIGIN, flip, save_state
 import linckia_trainer.control.server as control
 from linckia.api.config import RunConfig
 from linckia.api.errors import FencedError, UserError
+from linckia.cli import chaos, runs, trainer
 from linckia.cli import main as cli
-from linckia.cli import runs, trainer
+from linckia.faults import inject
 from linckia_trainer.log import attempts
 from linckia_trainer.log.chain import RunLog, record_key
 from linckia_trainer.log.process import this_host, this_start_time
 from linckia_trainer.log.records import RecordHeader, encode
+from linckia_trainer.log.recoveries import Recovery, note_recovery
 from linckia_trainer.log.store import Store
 from linckia_trainer.metrics import names
 from linckia_trainer.metrics.sinks import FILE, read_rows
@@ -70,7 +74,12 @@ class Tokenizer:
         return "".join(chr(token) if token else "" if skip_special_tokens else "<end>" for token in tokens)
 
 
-def record_of(step):
+def repeated_record(step):
+    """A record that holds the trajectories of the step before once more."""
+    return record_of(step, positions=step - 1)
+
+
+def record_of(step, positions=None):
     texts = [("ab=", "cd"), ("[bold]b=", "c")]
     tokens = np.zeros((2, 12), np.int32)
     for row, (prompt, answer) in enumerate(texts):
@@ -82,7 +91,7 @@ def record_of(step):
         "rewards": np.array([1.0, 0.25], np.float32),
         "reward_parts": np.array([[1.0], [0.25]], np.float32),
         "finished": np.array([1, 0], np.uint8),
-        "positions": np.array([step, step], np.int64),
+        "positions": np.array([positions or step] * 2, np.int64),
         "samples": np.array([0, 1], np.int32),
     }
     header = RecordHeader(step, 0, step, step + 1, 0.1, 0.1, EMPTY, EMPTY, ("exact",))
@@ -200,7 +209,7 @@ def test_looking_at_a_run_loads_no_torch(sorted_run):
 @pytest.mark.parametrize(
     "command",
     ["", "train", "plan", "status", "samples", "stop", "checkpoints", "checkpoints list", "checkpoints verify",
-     "checkpoints prune", "checkpoints export", "checkpoints rewind"],
+     "checkpoints prune", "checkpoints export", "checkpoints rewind", "chaos", "watch"],
 )  # fmt: skip
 def test_help_everywhere(call, command):
     code, out, _ = call(*command.split(), "--help")
@@ -333,6 +342,162 @@ def test_status_of_a_live_run(call, sorted_run):
     ):
         assert words in out
     assert found["live"] == {"api_version": 1, **view}
+
+
+def test_status_tells_of_recoveries_and_of_what_is_being_replaced(call, sorted_run):
+    note_recovery(Store(str(sorted_run)), 1, recovery())
+    group = {"generation": 3, "members": [{}], "returning": True, "restarts_left": 2, "standbys": 1}
+    ratios = [
+        {"name": "x", "labels": {"replay": "useful"}, "value": 0.9},
+        {"name": "x", "labels": {"replay": "lost"}, "value": 0.8},
+    ]
+    server = serve_view(sorted_run, {"run": sorted_run.name, "groups": {"policy": group}, "recovery_metrics": ratios})
+    try:
+        _, out, _ = call("status", sorted_run.name)
+        found = json.loads(call("status", sorted_run.name, "--json")[1])
+    finally:
+        server.close()
+    assert "generation 3, 1 members, 1 standbys, is being replaced; 2 restarts left in this step" in out
+    assert re.search(
+        r"policy 1 -> 2, step 4 update, death \(it died\), \d+ s ago: 2\.5 s \(load 2\.0, start 0\.5\)", out
+    )
+    assert "90.0% of this attempt; 80.0% if replayed records count as lost" in out
+    assert found["recoveries"][0]["group"] == "policy"
+
+
+def test_watch_looks_again_until_the_run_has_ended(call, sorted_run):
+    looked = []
+    server = serve_view(sorted_run, {"run": sorted_run.name, "step": 2})
+
+    def view(place, timeout=3.0):
+        looked.append(place.name)
+        return {"run": sorted_run.name, "step": 2} if len(looked) < 3 else None
+
+    server.close()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("linckia.cli.client.get_view", view)
+        code, out, _ = call("watch", sorted_run.name, "--every", "0.1")
+    assert (code, len(looked)) == (0, 3)
+    assert "interrupted" in out
+
+
+def recovery(**changed):
+    seconds = {"start": 0.5, "load": 2.0}
+    found = Recovery("policy", "policy", 1, 2, "death", "it died", 4, "update", 1, time.time() + 0.5, 2.5, seconds)
+    return replace(found, **changed)
+
+
+# ---- chaos -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def live(sorted_run, monkeypatch):
+    """A run whose policy is healed at once by the next generation; and the signals that were sent to it."""
+    store = Store(str(sorted_run))
+    log_hash = RunLog(store, ORIGIN).log_hash(4)
+
+    def member(generation):
+        processes = [{"pid": 4711, "start_time": 7}]
+        return {
+            "rank": 0, "generation": generation, "pid": 4711, "processes": processes, "applied_step": 4, "log_hash": log_hash,
+        }  # fmt: skip
+
+    policy = {"generation": 1, "returning": False, "members": [member(1)]}
+    view = {"run": sorted_run.name, "attempt": 1, "step": 4, "stage": "update", "groups": {"policy": policy}}
+    sent = []
+
+    def kill(pid, number):
+        sent.append((pid, number))
+        policy.update(generation=2, members=[member(2)])
+        note_recovery(store, 1, recovery())
+
+    monkeypatch.setattr(inject, "start_time", lambda pid: 7)
+    monkeypatch.setattr(inject.os, "kill", kill)
+    monkeypatch.setattr(chaos, "AGREE_SECONDS", 0.1)
+    server = serve_view(sorted_run, view)
+    yield view, sent
+    server.close()
+
+
+def test_chaos_strikes_and_reports_what_it_cost(call, sorted_run, live):
+    code, out, err = call(
+        "chaos", sorted_run.name, "--fault", "kill", "--target", "policy", "--stage", "update", "--at", "3"
+    )
+    assert (code, err) == (0, "")
+    assert live[1] == [(4711, signal.SIGKILL)]
+    for words in (
+        "struck policy/0 (process 4711) in step 4, update",
+        "cause         it died",
+        "load 2.00 s",
+        "healed; every",
+    ):
+        assert words in out
+
+
+def test_chaos_as_json(call, sorted_run, live):
+    code, out, _ = call("chaos", sorted_run.name, "--fault", "exit", "--target", "policy/0", "--json")
+    found = json.loads(out)
+    assert (code, found["healed"], found["problems"], found["generation"]) == (0, True, [], 1)
+    assert live[1] == [(4711, signal.SIGTERM)]
+    assert 0 < found["found_after_seconds"] < 5
+    assert found["healed_after_seconds"] == pytest.approx(found["found_after_seconds"] + 2.5)
+    assert found["seconds_by_part"] == {"start": 0.5, "load": 2.0}
+
+
+def test_chaos_fails_where_members_and_log_disagree(call, sorted_run, live):
+    live[0]["groups"]["critic"] = {
+        "generation": 1, "members": [{"rank": 0, "generation": 1, "pid": 1, "applied_step": 4, "log_hash": "another"}],
+    }  # fmt: skip
+    code, out, _ = call("chaos", sorted_run.name, "--fault", "kill", "--target", "policy", "--json")
+    assert code == 1
+    [problem] = json.loads(out)["problems"]
+    assert "critic stands at step 4 of another history" in problem
+
+
+def test_chaos_fails_where_a_trajectory_is_recorded_twice(call, sorted_run, live):
+    RunLog(Store(str(sorted_run)), ORIGIN).commit(5, repeated_record(5), attempt=1)
+    code, out, _ = call("chaos", sorted_run.name, "--fault", "kill", "--target", "policy", "--json")
+    assert code == 1
+    assert json.loads(out)["problems"] == ["trajectory 4, 0 is recorded twice", "trajectory 4, 1 is recorded twice"]
+
+
+def test_chaos_fails_where_nothing_is_healed(call, sorted_run, live, monkeypatch):
+    monkeypatch.setattr(inject.os, "kill", lambda pid, number: None)
+    code, out, _ = call("chaos", sorted_run.name, "--fault", "hang", "--target", "policy", "--timeout", "1")
+    assert code == 1
+    assert "it was not seen healed within 1 s" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "RUN"),
+        (("{run}",), "--fault: is missing"),
+        (("{run}", "--fault", "kil", "--target", "policy"), "there are kill, exit"),
+        (("{run}", "--fault", "kill"), "this fault takes policy/0"),
+        (("{run}", "--fault", "kill", "--target", "policy/3"), "this fault takes policy/0"),
+        (("elsewhere", "--fault", "kill", "--target", "policy"), "there is no such run"),
+    ],
+)
+def test_chaos_refuses_what_does_not_exist(call, sorted_run, live, arguments, words):
+    code, out, err = call("chaos", *(one.format(run=sorted_run.name) for one in arguments))
+    assert (code, out) == (2, "")
+    assert words in err
+    assert live[1] == []
+
+
+def test_chaos_wants_a_live_run(call, sorted_run):
+    code, _, err = call("chaos", sorted_run.name, "--fault", "kill", "--target", "policy")
+    assert code == 2
+    assert "no controller of this run answers" in err
+
+
+def test_chaos_lists_its_faults(call, here):
+    code, out, _ = call("chaos", "--list")
+    assert code == 0
+    assert [row["fault"] for row in json.loads(call("chaos", "--list", "--json")[1])] == list(inject.FAULTS)
+    for name in inject.FAULTS:
+        assert name in out
 
 
 def test_stop(call, sorted_run, monkeypatch):

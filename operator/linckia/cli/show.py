@@ -97,9 +97,9 @@ def status_table(status: Row) -> Table:
 
 def group_words(group: Row) -> str:
     """Such as ``generation 2, 2 members, is being replaced; 3 more restarts within this step``."""
-    words = f"generation {group.get('generation')}, {len(group.get('members', []))} members"
+    words = f"generation {group.get('generation')}, {count(len(group.get('members', [])), 'member')}"
     if group.get("standbys"):
-        words += f", {group['standbys']} standbys"
+        words += f", {count(group['standbys'], 'standby')}"
     if group.get("returning"):
         words += ", [yellow]is being replaced[/]"
     if group.get("restarts_left") is not None:
