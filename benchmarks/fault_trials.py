@@ -4,8 +4,8 @@ One controller process holds warm groups; a trial is a run of its own on them: a
 back to state 0, four steps. (Rather than one long run of which each trial strikes the next four steps: so a trial depends on
 nothing but its seed, and one that goes wrong can be asked for again alone.) Before the trials the golden run is made, and made
 again without a strike to show that the comparison is fair. A trial that hangs or ends different costs the warm groups: the rest
-goes on in a fresh process. Trials of the controller start ``linckia train`` for each life, so they are apart
-(``--controller``).
+goes on in a fresh process. Trials of the controller (``--controller``: it is killed, or hangs and wakes up when it was
+replaced) start ``linckia train`` for each life; they take far longer, so they are apart.
 
 Prints one JSON line per trial, then a summary. Trial ``i`` of ``--seed S`` is drawn from seed ``S + i``: give ``--seed S+i
 --trials 1`` to strike again.
@@ -76,6 +76,13 @@ def main() -> None:
 def trials(options: argparse.Namespace, folder: Path) -> Iterator[Line]:
     """Every trial's line, from as many worker processes as it takes."""
     deadline = time.monotonic() + 60 * options.minutes
+    if options.controller:
+        sys.path[:0] = [str(ROOT / "tests")]
+        import fault_trials_controller
+
+        faults = options.faults.split(",")
+        yield from fault_trials_controller.trials(folder, options.seed, options.trials, STEPS, faults, deadline)
+        return
     first, last = options.seed, options.seed + options.trials
     while first < last and time.monotonic() < deadline:
         shutil.rmtree(folder / "work", ignore_errors=True)
