@@ -44,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", help="these instead, such as 5,17: trials that went wrong once")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no further trial after that")
     parser.add_argument("--faults", default="kill,exit", help=f"of {', '.join(SIGNALS)}")
     parser.add_argument("--controller", action="store_true", help="kill or stop the controller instead of members")
@@ -51,17 +52,19 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the summary as JSON too")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    numbers = range(options.seed, options.seed + options.trials)
+    seeds = [int(one) for one in options.seeds.split(",")] if options.seeds else list(numbers)
     if options.worker is not None:
         sys.path[:0] = [str(ROOT / "tests")]
         import fault_trials_worker
 
-        fault_trials_worker.work(options.worker, options.seed, options.trials, options.faults.split(","))
+        fault_trials_worker.work(options.worker, seeds, options.faults.split(","))
         return
     head = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(head, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="linckia-trials-", dir=_roomy()) as folder:
         lines = []
-        for line in trials(options, Path(folder)):
+        for line in trials(options, seeds, Path(folder)):
             line["commit"] = commit
             lines.append(line)
             print(json.dumps(line), flush=True)
@@ -73,7 +76,7 @@ def main() -> None:
     sys.exit(1 if found["different"] or found["hung"] or found["failed"] else 0)
 
 
-def trials(options: argparse.Namespace, folder: Path) -> Iterator[Line]:
+def trials(options: argparse.Namespace, seeds: list[int], folder: Path) -> Iterator[Line]:
     """Every trial's line, from as many worker processes as it takes."""
     deadline = time.monotonic() + 60 * options.minutes
     if options.controller:
@@ -81,21 +84,20 @@ def trials(options: argparse.Namespace, folder: Path) -> Iterator[Line]:
         import fault_trials_controller
 
         faults = options.faults.split(",")
-        yield from fault_trials_controller.trials(folder, options.seed, options.trials, STEPS, faults, deadline)
+        yield from fault_trials_controller.trials(folder, seeds, STEPS, faults, deadline)
         return
-    first, last = options.seed, options.seed + options.trials
-    while first < last and time.monotonic() < deadline:
+    while seeds and time.monotonic() < deadline:
         shutil.rmtree(folder / "work", ignore_errors=True)
-        for line in worker(options, folder / "work", first, last - first, deadline):
+        for line in worker(options, folder / "work", seeds, deadline):
             yield line
-            first = line["seed"] + 1
+            seeds = seeds[1:]
             if line["result"] != "equal":
                 break  # its groups stand nobody knows how
 
 
-def worker(options: argparse.Namespace, folder: Path, seed: int, number: int, deadline: float) -> Iterator[Line]:
+def worker(options: argparse.Namespace, folder: Path, seeds: list[int], deadline: float) -> Iterator[Line]:
     """The lines of one worker; the last is a trial that hung or failed, if one did."""
-    command = [sys.executable, __file__, "--worker", str(folder), "--seed", str(seed), "--trials", str(number)]
+    command = [sys.executable, __file__, "--worker", str(folder), "--seeds", ",".join(map(str, seeds))]
     folder.mkdir(parents=True)
     with (folder / "said.txt").open("w") as said:
         process = subprocess.Popen(
@@ -110,15 +112,15 @@ def worker(options: argparse.Namespace, folder: Path, seed: int, number: int, de
     stdout = process.stdout
     threading.Thread(target=lambda: [read.put(text) for text in itertools.chain(stdout, [""])], daemon=True).start()
     try:
-        ready, limit = False, START_SECONDS
-        while number and time.monotonic() < deadline:
+        left, ready, limit = list(seeds), False, START_SECONDS
+        while left and time.monotonic() < deadline:
             try:
                 text = read.get(timeout=limit)
             except queue.Empty:
-                yield {"seed": seed, "result": "hung" if ready else "failed", "evidence": _stacks(process.pid)}
+                yield {"seed": left[0], "result": "hung" if ready else "failed", "evidence": _stacks(process.pid)}
                 return
             if not text:
-                yield {"seed": seed, "result": "failed", "evidence": (folder / "said.txt").read_text()[-3000:]}
+                yield {"seed": left[0], "result": "failed", "evidence": (folder / "said.txt").read_text()[-3000:]}
                 return
             if not text.startswith("{"):
                 continue
@@ -126,7 +128,7 @@ def worker(options: argparse.Namespace, folder: Path, seed: int, number: int, de
             ready, limit = True, TRIAL_SECONDS
             if "ready" not in line:
                 yield line
-                seed, number = line["seed"] + 1, number - 1
+                left = left[1:]
     finally:
         end(process)
 

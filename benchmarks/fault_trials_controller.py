@@ -22,7 +22,7 @@ REPLACED = 4  # the exit code of a controller that sees that a newer one has tak
 
 
 def trials(
-    folder: Path, seed: int, number: int, steps: int, faults: Sequence[str], deadline: float
+    folder: Path, seeds: Sequence[int], steps: int, faults: Sequence[str], deadline: float
 ) -> Iterator[dict[str, Any]]:
     """A line for each trial, as those of the members; the golden run is made first."""
     golden = started(folder, "golden", steps)
@@ -31,7 +31,7 @@ def trials(
     finally:
         golden.kill()
     wanted = end_of(folder / "golden", steps)
-    for one in range(seed, seed + number):
+    for one in seeds:
         if time.monotonic() >= deadline:
             return
         yield trial(folder, one, steps, [fault for fault in faults if fault in SIGNALS] or list(SIGNALS), wanted)

@@ -278,7 +278,7 @@ def trial(bench: Bench, golden: dict[str, Any], seconds: dict[str, float], plan:
     return line
 
 
-def work(folder: Path, seed: int, number: int, faults: list[str]) -> None:
+def work(folder: Path, seeds: list[int], faults: list[str]) -> None:
     """Golden run, the same once more, then a line for every trial."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     stdout = os.fdopen(os.dup(1), "w")
@@ -292,7 +292,7 @@ def work(folder: Path, seed: int, number: int, faults: list[str]) -> None:
     rows = [row for row in read_rows(folder / "golden" / "local") if row["step"]]
     seconds = {stage: sum(row[names.seconds(stage)] for row in rows) / len(rows) for stage in names.STAGES}
     emit(stdout, {"ready": seconds})
-    for one in range(seed, seed + number):
+    for one in seeds:
         line = trial(bench, golden, seconds, fault_plan.draw(one, bench.ranks, STEPS, faults))
         emit(stdout, line)
         if line["result"] != "equal":
