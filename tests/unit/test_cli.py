@@ -357,7 +357,7 @@ def test_status_tells_of_recoveries_and_of_what_is_being_replaced(call, sorted_r
         found = json.loads(call("status", sorted_run.name, "--json")[1])
     finally:
         server.close()
-    assert "generation 3, 1 members, 1 standbys, is being replaced; 2 restarts left in this step" in out
+    assert "generation 3, 1 member, 1 standby, is being replaced; 2 restarts left in this step" in out
     assert re.search(
         r"policy 1 -> 2, step 4 update, death \(it died\), \d+ s ago: 2\.5 s \(load 2\.0, start 0\.5\)", out
     )

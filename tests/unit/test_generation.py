@@ -56,7 +56,6 @@ def run_of(engines: Sequence[Engine]) -> Any:
         healer=Healer(engines),
         config=SimpleNamespace(rollout=SimpleNamespace(max_num_seqs=4)),
         count_tokens=lambda amount: None,
-        wanted_engines=None,
     )
 
 
