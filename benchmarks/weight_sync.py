@@ -95,14 +95,14 @@ class Bench:
     def ours(self) -> None:
         calls = self.engines.start("receive_weights", 1, 1)
         lost = self.sender.send(self._gather)
-        ray.get(calls)
+        ray.get(list(calls))
         assert not lost, lost
 
     def raw_gloo(self) -> None:
         calls = self.engines.start("receive_raw")
         for work in [pair.send([self.flat], ENGINE_RANK, 0) for pair in self.raw_pairs]:
             work.wait()
-        ray.get(calls)
+        ray.get(list(calls))
 
     def repacking(self) -> None:
         self.engines.call("repack", self.layout)
@@ -113,7 +113,7 @@ class Bench:
             calls = self.engines.start("receive_one", one)
             for work in [pair.send([self.weights[one.name]], ENGINE_RANK, 0) for pair in self.raw_pairs]:
                 work.wait()
-            ray.get(calls)
+            ray.get(list(calls))
         self.engines.call("finish")
 
     def check(self) -> None:
@@ -142,7 +142,7 @@ class Bench:
             gloo_pair("127.0.0.1", store.port, f"raw/{name}", TRAINER_RANK, TIMEOUT, store) for name in names
         ]
         self.flat = torch.zeros(self.num_bytes, dtype=torch.uint8)
-        ray.get(calls)
+        ray.get(list(calls))
         self.engines.call("keep", self.layout)
 
 

@@ -69,8 +69,8 @@ def start_one(plan: GroupPlan, placed: Placed, run: str, attempt: int = 1, orpha
 
 
 def where(groups: Iterable[ActorGroup]) -> dict[str, list[dict[str, Any]]]:
-    refs = {group.name: group.start("where") for group in groups}
-    return {name: ray.get(found) for name, found in refs.items()}
+    calls = {group.name: group.start("where") for group in groups}
+    return {name: call.results() for name, call in calls.items()}
 
 
 @ray.remote(num_cpus=0)
