@@ -110,9 +110,8 @@ class Bench:
         progress = RunProgress(NAME, STEPS, quiet=True)
         store = Store(checked.config.run.dir)
         with strikes.watching(control) if strikes is not None else contextlib.nullcontext():
-            entry.run_attempt(
-                checked, self.origin, store, place / "local", 1, self.standing, control, progress, time.monotonic()
-            )
+            ready = entry.Ready(checked, self.origin, store, place / "local", 0, progress)
+            entry.run_attempt(ready, 1, self.standing, control, time.monotonic())
         assert control.run is not None
         return control.run
 
