@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from faults.live import Live, assert_equal_runs, await_nothing_left, started
 
-FAULTS = [
+FAULTS = [  # of groups that a step cannot do without: the run does not end while the command waits
     ("kill", "policy/1", "update"),
-    ("exit", "rollout-0", "generate"),
+    ("exit", "reward", "score"),
     ("corrupt-state", "critic", "score"),
     ("truncate-state", "policy/0", "sync"),
 ]
