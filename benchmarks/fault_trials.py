@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seeds", help="these instead, such as 5,17: trials that went wrong once")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no further trial after that")
-    parser.add_argument("--faults", default="kill,exit", help=f"of {', '.join(SIGNALS)}")
+    parser.add_argument("--faults", default="kill,exit,hang", help=f"of {', '.join(SIGNALS)}")
     parser.add_argument("--controller", action="store_true", help="kill or stop the controller instead of members")
     parser.add_argument("--append", type=Path, help="append the trials' lines to this file")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON too")

@@ -60,6 +60,11 @@ class Bench:
             storage={"run_directory": {"every": 2, "keep": 2}},
             evaluation={"every": STEPS},
             metrics={"tensorboard": False},
+            recovery={
+                "watch_seconds": 1,
+                "hang_floor_seconds": 4,
+                "first_time_factor": 3,
+            },  # a trial has no time to learn
         )
         self.folder = folder
         config = load_config(str(path))
