@@ -283,9 +283,10 @@ class Simulation:
             for member in group.members:
                 track = self.history.tracks[group.name, member.rank]
                 quiet = observation.time - track.since
-                if track.stage != IDLE and 2 * quiet > self.policy.floor:
-                    share = quiet / stage_limit(group.role, track, self.history, self.policy).seconds
-                    self.result.closest = max(self.result.closest, (round(share, 3), f"{group.role} {track.stage}"))
+                if member.answered and track.stage != IDLE and 2 * quiet > self.policy.floor:
+                    limit = stage_limit(group.role, track, self.history, self.policy)
+                    text = f"{group.role} {track.stage}: {quiet:.0f} of {limit.seconds:.0f} s; {limit.why}"
+                    self.result.closest = max(self.result.closest, (round(quiet / limit.seconds, 3), text))
 
     def _seen(self, member: Member, now: float) -> tuple[str, int]:
         work = self.work.get(member)
@@ -377,6 +378,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     spec = yaml.safe_load(DISTRIBUTIONS.read_text())
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=spec["runs"])
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first run; a run's draws follow from its number"
+    )
     parser.add_argument("--hours", type=float, default=spec["hours"])
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--mode", choices=("healthy", "hangs", "stragglers"), action="append")
@@ -384,7 +388,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     began = time.monotonic()
     report: dict[str, Any] = {"runs": options.runs, "hours_each": options.hours, "policy": Recovery().model_dump()}
     for mode in options.mode or ["healthy", "hangs", "stragglers"]:
-        jobs = [(spec, mode, number, options.hours) for number in range(options.runs)]
+        jobs = [(spec, mode, number, options.hours) for number in range(options.first, options.first + options.runs)]
         if options.processes > 1:
             with multiprocessing.Pool(options.processes) as pool:
                 results = pool.map(simulate, jobs, chunksize=1)

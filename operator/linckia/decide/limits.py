@@ -21,7 +21,7 @@ from linckia.decide.history import History, Track
 # Chosen by benchmarks/false_alarms.py: with less a healthy group is restarted now and then, with more hangs are found late.
 TIMES_THE_LONGEST = 3.0
 MOST_TIMES_THE_LONGEST = 150.0
-TICK_DEVIATIONS = 8.0
+TICK_DEVIATIONS = 10.0
 WHOLE_DEVIATIONS = 4.25
 
 
@@ -89,7 +89,7 @@ def _learned_limit(role: str, track: Track, history: History, policy: WatchPolic
     reach = min(
         times.ticks.beyond(TICK_DEVIATIONS * deviation),
         times.wholes.beyond(WHOLE_DEVIATIONS * deviation),
-        MOST_TIMES_THE_LONGEST * longest,
+        MOST_TIMES_THE_LONGEST * max(longest, policy.recovery.watch_seconds),  # nothing shorter is seen for sure
         max(policy.first_time, policy.recovery.first_time_factor * times.longest),
     )
     seconds = max(policy.floor, TIMES_THE_LONGEST * longest, reach)
