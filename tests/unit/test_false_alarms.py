@@ -31,7 +31,7 @@ def test_healthy_runs_are_left_alone_and_hangs_are_found(benchmark: dict[str, An
 
 
 def test_a_limit_that_is_too_short_is_noticed(benchmark: dict[str, Any]) -> None:
-    simulation = benchmark["Simulation"](SPEC, "healthy", 0, 12.0)
+    simulation = benchmark["Simulation"](SPEC | {"ticks": [20, 20], "first_time_factor": 50}, "healthy", 0, 2.0)
     keys = {"hang_floor_seconds": 15, "first_time_factor": 1}
     simulation.policy = type(simulation.policy)(type(simulation.policy.recovery)(**keys))
     assert simulation.run().healthy_restarts
