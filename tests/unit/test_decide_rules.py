@@ -311,6 +311,15 @@ def test_after_a_restart_those_who_waited_get_their_time_again() -> None:
     assert second > 0.9 * first
 
 
+def test_a_restart_that_takes_long_puts_no_blame_on_those_who_are_not_late() -> None:
+    run = in_transfer(policy=8, rollout_0=8, rollout_1=7)
+    run.quiet_until_decided()
+    for _ in range(100):
+        run.progress["policy", 0] += 1
+        run.progress["rollout-0", 0] += 1
+        assert run.looks(100) == []
+
+
 def test_what_waited_for_another_teaches_nothing() -> None:
     run = in_transfer(policy=8, rollout_0=8, rollout_1=7)
     run.quiet_until_decided()

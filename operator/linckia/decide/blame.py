@@ -33,11 +33,16 @@ def to_blame(
         own = [one for one in suspects if one.group.name == group.name and one.stage not in TRANSFER_STAGES]
         if own:
             yield _worst(own)
-    transfer = [one for one in suspects if one.stage in TRANSFER_STAGES]
+    transfer = [one for one in suspects if one.stage in TRANSFER_STAGES and not _restarting(one.group, history)]
     # A restart has just been decided: whoever waited for that group gets its whole time again.
     late = [one for one in transfer if one.quiet > one.limit.seconds + _excused(one, history)]
     if late:
         yield from _blamed_in_transfer(late, groups, history, policy)
+
+
+def _restarting(group: GroupSeen, history: History) -> bool:
+    decided = history.decided.get(group.name)
+    return decided is not None and decided.generation == group.generation and "restart" in decided.actions
 
 
 def _excused(suspect: Suspect, history: History) -> float:
@@ -94,8 +99,7 @@ def _in_transfer(
     to begin. Groups whose restart was decided are not waited for any more."""
     time = late.quiet + history.tracks[late.group.name, late.rank].since
     for group in groups:
-        decided = history.decided.get(group.name)
-        if group.role not in TRANSFER_ROLES or (decided is not None and "restart" in decided.actions):
+        if group.role not in TRANSFER_ROLES or _restarting(group, history):
             continue
         for member in group.members:
             track = history.tracks.get((group.name, member.rank))
