@@ -116,6 +116,30 @@ def test_a_successor_that_is_lost_while_it_loads_is_replaced_in_the_same_recover
     assert len(recoveries.losses(at.store)) == 2
 
 
+def test_a_successor_that_is_lost_once_it_is_loaded_is_fenced_and_replaced(world: Callable[..., World]) -> None:
+    at = world()
+    at.healer.report(death("rollout-0"))
+    at.healer.await_one([at.engines[0]])
+    at.healer.newest(at.engines[0]).processes = [{"node": "a", "node_id": "a", "pid": 7, "start_time": 1}]
+    at.healer.report(death("rollout-0", generation=2))  # before it had its weights
+    at.healer.await_one([at.engines[0]])
+    assert at.engines[0].generation >= 2
+    at.healer.refitted(at.engines, 0.1)
+    assert len(recoveries.recoveries(at.store)) == 1
+    assert at.fenced_processes[0]["pid"] == 7
+
+
+def test_the_main_thread_alone_takes_a_successor_over(world: Callable[..., World]) -> None:
+    at = world()
+    at.healer.report(death())
+    while at.healer.returning(at.policy):
+        pass
+    assert at.policy.generation == 1  # loaded, but not at the head: no call may reach it
+    assert at.healer.newest(at.policy).generation == 2
+    at.healer.settle(at.policy)
+    assert at.policy.generation == 2
+
+
 def test_a_group_that_is_lost_again_and_again_stops_the_run(world: Callable[..., World]) -> None:
     at = world(lambda successor: death(generation=successor.generation))
     at.healer.report(death())

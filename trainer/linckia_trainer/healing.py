@@ -73,7 +73,7 @@ class Healer:
         self.unhealable: UnhealableError | None = None
         self.costs = Costs()
         self.closing = threading.Event()
-        self.pool = ThreadPoolExecutor(max_workers=max(4, len(run.groups)), thread_name_prefix="heal")
+        self.pool = ThreadPoolExecutor(max_workers=2 * len(run.groups) + 4, thread_name_prefix="heal")
 
     def report(self, loss: GroupLostError) -> None:
         """A generation of a group is lost; may be said by any thread, any number of times. Returns at once."""
@@ -89,12 +89,21 @@ class Healer:
                 self._spend(group, self.run.step, self.run.stage_name, loss)
                 return
             if job is not None:
-                if job.forming is not None and loss.generation == job.forming.generation and not job.done.done():
-                    self.pool.submit(fence, job.forming.members, job.forming.processes)  # its job sees it fail
+                self._successor_lost(group, job, loss)
                 return
             job = Job(loss, self.run.step, loss.stage or self.run.stage_name, time.time())
             self.jobs[group.name] = job
             self.run.progress.message(f"{loss}; it is replaced")
+            self.pool.submit(self._work, group, job)
+
+    def _successor_lost(self, group: ActorGroup, job: Job, loss: GroupLostError) -> None:
+        """What is to take a lost group's place is lost too: in the same recovery it is replaced as well."""
+        if job.forming is None or loss.generation != job.forming.generation:
+            return  # said of the generation that is being replaced
+        if not job.done.done():
+            self.pool.submit(fence, job.forming.members, job.forming.processes)  # the job sees it fail
+        elif job.done.exception() is None:
+            job.loss, job.done = loss, Future()
             self.pool.submit(self._work, group, job)
 
     def bring_up(self, group: ActorGroup) -> None:
@@ -113,7 +122,7 @@ class Healer:
         """The group, or what is to become of it where that has members already."""
         with self.lock:
             job = self.jobs.get(group.name)
-            return group if job is None or job.done.done() or job.forming is None else job.forming
+            return group if job is None or job.forming is None else job.forming
 
     def returning(self, group: ActorGroup) -> bool:
         """Whether a group is being replaced and not loaded yet."""
@@ -129,12 +138,12 @@ class Healer:
         for group in groups:
             while (job := self.jobs.get(group.name)) is not None:
                 with self.costs.standing_still(job.parts):
-                    job.done.result()
+                    self._adopt(group, job)
                     try:
                         if group in self.run.stateful:
                             self.catch_up([group], job.parts)
                     except GroupLostError as loss:
-                        self._again(group, job, loss)
+                        self.report(loss)
                     else:
                         self._finish(group, job)
         if self.unhealable is not None:
@@ -182,7 +191,7 @@ class Healer:
     def _check(self, engine: ActorGroup, job: Job) -> None:
         """Raise what went wrong with a replacement; an engine that was only asked for is given up instead."""
         try:
-            job.done.result()
+            self._adopt(engine, job)
         except UserError as error:
             if job.loss is not None:
                 raise
@@ -195,7 +204,9 @@ class Healer:
         """Replace until a successor stands loaded, or the budget is spent."""
         try:
             loss = job.loss
-            while (loss is not None or job.forming is None) and not self.closing.is_set():
+            fresh = loss is None
+            while (loss is not None or fresh) and not self.closing.is_set():
+                fresh = False
                 if loss is not None:
                     with job.parts.part("wait"):
                         number = self._spend(group, job.step, job.stage, loss)
@@ -223,7 +234,9 @@ class Healer:
 
         try:
             self._fence_lost_nodes()
-            group.become(replace(self.site, group, job.parts, forming))
+            if job.forming is not None:
+                fence(job.forming.members, job.forming.processes)
+            replace(self.site, group, job.parts, forming)
         except GroupLostError as again:
             return again
         return None
@@ -239,7 +252,7 @@ class Healer:
         with self.lock:
             verdict = next_restart(self.losses, failure, record.time, self.site.config.recovery)
             self.losses.append(record)
-        number = recoveries.note_loss(self.site.store, record)
+        number = self._noted(partial(recoveries.note_loss, self.site.store, record)) or 0
         if isinstance(verdict, Stop):
             fence(group.members, group.processes)  # whoever waits for it has to hear of it
             error = UnhealableError(group.name, loss.cause, verdict.reason, verdict.next_step)
@@ -248,11 +261,12 @@ class Healer:
         self.closing.wait(verdict.after_seconds)
         return number
 
-    def _again(self, group: ActorGroup, job: Job, loss: GroupLostError) -> None:
-        """The successor was lost while it was brought to the head: replace that one too, in the same recovery."""
-        with self.lock:
-            job.loss, job.done, job.forming = loss, Future(), None
-            self.pool.submit(self._work, group, job)
+    def _adopt(self, group: ActorGroup, job: Job) -> None:
+        """Wait until a successor is loaded, and go on with it. By the main thread alone: else a call that it makes to a
+        group at the head of the log could reach a successor that has not been brought there."""
+        job.done.result()
+        assert job.forming is not None
+        group.become(job.forming)
 
     def _finish(self, group: ActorGroup, job: Job) -> None:
         with self.lock:
@@ -280,7 +294,15 @@ class Healer:
             seconds=dict(job.parts.seconds),
         )
         self.finished.append(found)
-        recoveries.note_recovery(self.site.store, job.number, found)
+        self._noted(partial(recoveries.note_recovery, self.site.store, job.number, found))
+
+    def _noted(self, write: Callable[[], Result]) -> Result | None:
+        """Storage that fails for a while must not keep a group from being healed."""
+        try:
+            return write()
+        except (OSError, UserError) as error:
+            self.run.warn(f"a loss or recovery could not be written down: {error}")
+            return None
 
 
 def healed(run: "Run", work: Callable[[], Result], *groups: ActorGroup) -> Result:
