@@ -16,7 +16,7 @@ from faults.live import Live, assert_equal_runs, await_nothing_left, note_strike
 from linckia_trainer.log.process import start_time
 
 HEALED_SECONDS = 120
-WATCHED = {"watch_seconds": 1, "hang_floor_seconds": 4, "standbys": 1}
+WATCHED = {"watch_seconds": 1, "hang_floor_seconds": 5, "first_time_factor": 5, "standbys": 1}
 
 # (group, rank, stage)
 STRIKES = [
