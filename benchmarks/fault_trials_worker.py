@@ -214,10 +214,9 @@ class Striker:
 
 def processes_of(run: Run, name: str) -> list[dict[str, Any]]:
     """Processes of a group as it stands, or of its next generation if that is coming up. [] if none is known yet."""
-    job = run.healer.jobs.get(name)
-    if job is not None and not job.done.done():
-        return job.forming.processes if job.forming is not None else []
-    return run.group(name).processes
+    group = run.group(name)
+    newest = run.healer.newest(group)
+    return [] if newest is group and name in run.healer.jobs else newest.processes
 
 
 def placed_at(config: RunConfig, place: Path) -> RunConfig:
