@@ -11,7 +11,7 @@ from rich.console import Console
 from linckia.api.config import RunConfig
 from linckia.api.errors import UserError
 from linckia_trainer.metrics import names
-from linckia_trainer.metrics.curves import draw_curves, series, smooth
+from linckia_trainer.metrics.curves import series, smooth
 from linckia_trainer.metrics.progress import RunProgress
 from linckia_trainer.metrics.record import record_metrics
 from linckia_trainer.metrics.sinks import FILE, Metrics, check_sinks, mark_rewind, read_rows
@@ -250,13 +250,6 @@ def test_summary_of_nothing(tmp_path):
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (185, "3m05s"), (7800, "2h10m")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
-
-
-@pytest.mark.parametrize("rows", [ROWS, []])
-def test_curves_are_a_picture(tmp_path, rows):
-    draw_curves(rows, "sort", tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
 
 
 def test_series_and_smoothing():

@@ -18,3 +18,8 @@ def test_the_log_and_the_states_need_nothing_heavy() -> None:
     loaded = set(json.loads(done.stdout))
     assert loaded >= set(LIGHT)
     assert loaded & HEAVY == set()
+
+
+def test_the_controller_gets_advantages_without_torch() -> None:
+    code = "import sys, linckia_trainer.algorithms.step; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
