@@ -5,6 +5,7 @@ The run keeps standbys, so what takes a stopped member's place was there before 
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,17 +69,28 @@ def strike(live: Live, group: str, rank: int, stage: str, not_before: int) -> St
     )
     pid, generation = pid_of(view, group, rank), view["groups"][group]["generation"]
     os.kill(pid, signal.SIGSTOP)
-    stopped = psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    stopped = is_stopped(pid)
     live.await_view(lambda view: view["groups"][group]["generation"] > generation, f"{group} healed", HEALED_SECONDS)
     return Strike(
         group, stage, view["step"], generation, stopped, start_time(pid) is None, view["groups"][group]["standbys"]
     )
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether the process stands; a signal takes a moment to arrive at a process on another core."""
+    deadline = time.monotonic() + 2
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
 def test_every_strike_stopped_a_member_in_its_stage(struck: tuple[Path, list[Strike]]) -> None:
     _, strikes = struck
     assert [(one.group, one.stage) for one in strikes] == [(group, stage) for group, _, stage in STRIKES]
-    assert all(one.stopped and one.gone for one in strikes)
+    assert [one.group for one in strikes if not one.stopped] == []
+    assert [one.group for one in strikes if not one.gone] == []
 
 
 def test_each_was_found_by_the_watcher_and_a_standby_took_its_place(struck: tuple[Path, list[Strike]]) -> None:
