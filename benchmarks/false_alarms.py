@@ -11,6 +11,7 @@ import json
 import math
 import multiprocessing
 import random
+import sys
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -395,6 +396,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         else:
             results = [simulate(job) for job in jobs]
         report[mode] = summary(results, spec)
+        print(f"{mode}: {time.monotonic() - began:.0f} s", json.dumps(report[mode]), file=sys.stderr)
     report["seconds"] = round(time.monotonic() - began, 1)
     print(json.dumps(report, indent=2))
     return report

@@ -52,6 +52,14 @@ class LightMember(Member):
     def double(self, arrays: dict[str, NDArray[Any]], by: int) -> dict[str, NDArray[Any]]:
         return {"doubled": by * arrays["lengths"], "rank": np.full(len(arrays["lengths"]), self.identity.rank)}
 
+    def work(self, seconds: float, hangs: bool = False) -> None:
+        """Ticks while it works; one that hangs goes on answering its control call."""
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            if not hangs:
+                self.progress.tick("update")
+            time.sleep(0.05)
+
     def wait_for_attempt(self, attempt: int) -> int:
         """Works until the control surface has heard of ``attempt``."""
         while self.attempt < attempt:

@@ -26,17 +26,6 @@ LIMIT_SECONDS = 60.0
 POLICY = WatchPolicy(Recovery(watch_seconds=0.5, hang_floor_seconds=4, first_time_factor=1))
 
 
-class Worker(light.LightMember):
-    """Ticks while it works; hangs when it is told to, and goes on answering its control call."""
-
-    def work(self, seconds: float, hangs: bool = False) -> None:
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
-            if not hangs:
-                self.progress.tick("update")
-            time.sleep(0.05)
-
-
 class Seen:
     """A watcher's decisions as they come."""
 
@@ -70,7 +59,7 @@ def look() -> Iterator[Callable[[], RayState]]:
 
 def group(name: str, size: int = 1) -> ActorGroup:
     members = [
-        ray.remote(concurrency_groups={"control": 2})(Worker)
+        ray.remote(concurrency_groups={"control": 2})(light.LightMember)
         .options(name=actor_name(RUN, name, 1, rank), namespace=NAMESPACE, num_cpus=0)
         .remote(Identity(RUN, name, 1, rank, size, 1), "cpu", 1, 900)
         for rank in range(size)
