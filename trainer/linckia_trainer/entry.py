@@ -27,6 +27,7 @@ from linckia_trainer.checks import Checked, check, check_origin, check_unchanged
 from linckia_trainer.control.server import ControlServer, serve
 from linckia_trainer.control.token import run_token
 from linckia_trainer.forking import fork_from, open_store, plan_fork
+from linckia_trainer.groups import keeper, leftovers
 from linckia_trainer.healing import Healer
 from linckia_trainer.local import fetch_local, prepare_folder, write_run_file
 from linckia_trainer.log import attempts
@@ -131,6 +132,8 @@ def attend(ready: Ready, config_path: str, address: str | None, takeover: bool, 
                 with (
                     watching_for_newer(store, attempt),
                     ending(store, attempt, config, ready.folder, control, ready.progress),
+                    # Ray that this process started ends with it, and all it holds.
+                    keeper.kept(config, attempt) if address is not None else contextlib.nullcontext(),
                 ):
                     write_run_file(ready.folder, config, config_path, attempt, server.address)
                     host, _, port = server.address.rpartition(":")
@@ -143,8 +146,7 @@ def attend(ready: Ready, config_path: str, address: str | None, takeover: bool, 
                     del beacon
                 # also what had been asked of Ray when the stop came in between
                 if control.stopped_early and not attempts.superseded(store, attempt):
-                    with contextlib.suppress(ValueError):  # an actor that is gone already
-                        start.remove_earlier(config.run.name)
+                    leftovers.remove(config.run.name, store)
             finally:
                 server.close()
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from linckia.api.config import RunConfig
 from linckia.api.errors import UserError
 from linckia.api.names import NAMESPACE, beacon_name
 from linckia.api.plan import Plan, plan
-from linckia_trainer.groups import placement
+from linckia_trainer.groups import leftovers, placement
 from linckia_trainer.groups.fence import fence
 from linckia_trainer.groups.group import ActorGroup
 from linckia_trainer.groups.replace import STATEFUL, Site, load_all, note_processes, start
@@ -107,19 +107,10 @@ def beacon_alive(info: attempts.AttemptInfo, run: str) -> bool:
     return any(one["name"].startswith(prefix) for one in ray.util.list_named_actors(all_namespaces=True))
 
 
-def remove_earlier(run: str) -> None:
-    """Kill the members and remove the placement groups that earlier attempts of this run left in the cluster."""
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        name = entry["name"]
-        if entry["namespace"] == NAMESPACE and name.startswith(f"{run}/") and not name.startswith(f"{run}/controller/"):
-            ray.kill(ray.get_actor(name, namespace=NAMESPACE))
-    placement.remove_standing(run)
-
-
 def start_groups(config: RunConfig, planned: Plan, store: Store, attempt: int, origin: str, say: Say) -> Standing:
     """Place the plan, start every member, and load every model. All groups load side by side."""
     run = config.run.name
-    remove_earlier(run)
+    leftovers.remove(run, store)
     say(f"placing {len(planned.groups)} groups")
     ordered, placed = placement.place(planned, run, config.placement.timeout)
     plans = {group.name: group for group in ordered.groups}

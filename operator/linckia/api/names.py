@@ -40,6 +40,11 @@ def parse_beacon_name(name: str) -> tuple[str, int, str] | None:
     return parts[0], int(parts[2]), parts[3]
 
 
+def keeper_name(run: str) -> str:
+    """The actor that frees what a run holds once nobody continues it, such as ``sort-seed1/keeper``."""
+    return f"{run}/keeper"
+
+
 def rollout_group(engine: int) -> str:
     """The group of one engine, such as ``rollout-0``."""
     return f"rollout-{engine}"

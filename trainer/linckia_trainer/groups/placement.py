@@ -1,5 +1,6 @@
 """A plan becomes Ray placement groups: GPU ones first, with a time limit whose error says what is missing."""
 
+import contextlib
 import math
 import re
 import time
@@ -90,7 +91,8 @@ def next_number(run: str) -> int:
 def remove_standing(run: str) -> None:
     """Remove the placement groups that an earlier attempt of this run left."""
     for entry in _standing(placement_group_name(run, 0)[:-1]):
-        remove_placement_group(ray.util.get_placement_group(entry["name"]))
+        with contextlib.suppress(ValueError):  # somebody else removed it meanwhile
+            remove_placement_group(ray.util.get_placement_group(entry["name"]))
 
 
 def _standing(prefix: str) -> list[dict[str, Any]]:
