@@ -78,8 +78,8 @@ def dead_actors(observation: Observation, policy: WatchPolicy, history: History,
     """The state API shows a member of the present generation dead. Actors that it does not list are unknown."""
     groups = {group.name: group for group in observation.groups}
     for actor in observation.ray.actors or ():
-        member = parse_actor_name(actor.name)
-        if actor.state != "DEAD" or member is None:
+        member = parse_actor_name(actor.name) if actor.state == "DEAD" else None
+        if member is None:
             continue
         run, name, generation, rank = member
         group = groups.get(name)
