@@ -78,6 +78,14 @@ class Bench:
             group.call("save", [RUN_DIRECTORY], [], True)
         self.ranks = {name: len(group.members) for name, group in self.standing.groups.items()}
         self.beginning = Store(str(folder / "beginning"))
+        self.claimed: dict[
+            str, bytes
+        ] = {}  # generations: members are named by them in the whole cluster, so none comes twice
+
+    def remember(self) -> None:
+        """Keep what was claimed; a trial's folder is deleted when it ended well."""
+        store = self.standing.site.store
+        self.claimed |= {key: store.get(key) for key in store.list("generations") if not key.endswith(".pids")}
 
     @property
     def stateful(self) -> list[ActorGroup]:
@@ -90,10 +98,10 @@ class Bench:
     def reset(self, place: Path) -> Checked:
         """Everything as a new run in ``place`` finds it: trained groups and engines at state 0, nothing recorded."""
         config = placed_at(self.checked.config, place / "runs" / place.name)
-        store, earlier = Store(config.run.dir), self.standing.site.store
-        for key in earlier.list("generations"):  # actors are named by them, in the whole cluster
-            if not key.endswith(".pids"):
-                store.put(key, earlier.get(key))
+        store = Store(config.run.dir)
+        self.remember()
+        for key, content in self.claimed.items():
+            store.put(key, content)
         for key in self.beginning.list("state"):
             store.put(key, self.beginning.get(key))
         self.standing.site.config, self.standing.site.store = config, store
@@ -271,6 +279,7 @@ def trial(bench: Bench, golden: dict[str, Any], seconds: dict[str, float], plan:
     }
     if line["result"] == "equal":
         bench.make_whole()
+        bench.remember()
         left = bench.processes_left()
         line["processes_left"] = len(left)
         shutil.rmtree(place)
