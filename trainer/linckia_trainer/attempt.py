@@ -23,6 +23,7 @@ from linckia_trainer.control.server import OrderRefusedError
 from linckia_trainer.control.watcher import Watcher
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.log import attempts
+from linckia_trainer.log.patience import NOTE_SECONDS, Patience
 from linckia_trainer.log.store import Store
 from linckia_trainer.metrics.curves import draw_curves
 from linckia_trainer.metrics.progress import RunProgress
@@ -115,7 +116,7 @@ def ending(
             return
         cause, fingerprint = describe_failure(error)
         with contextlib.suppress(OSError, UserError):  # the cause matters more than that it could not be written down
-            attempts.end(store, attempt, "failed", cause, fingerprint)
+            attempts.end(store.patient(Patience(NOTE_SECONDS)), attempt, "failed", cause, fingerprint)
         sum_up(config, folder, "failed", control, attempt)
         step = control.run.log.head() if control.run else 0
         progress.message(

@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from linckia_trainer.healing import Healer
 from linckia_trainer.local import fetch_local, prepare_folder, write_run_file
 from linckia_trainer.log import attempts
 from linckia_trainer.log.chain import RunLog
+from linckia_trainer.log.patience import RUN_SECONDS, Patience
 from linckia_trainer.log.process import this_host, this_start_time
 from linckia_trainer.log.store import Store
 from linckia_trainer.metrics import names
@@ -119,8 +120,14 @@ def prepare(
 
 def attend(ready: Ready, config_path: str, address: str | None, takeover: bool, began: float) -> int:
     """One attempt from its claim to its end. A stop before the loop ends it as stopped, with nothing left behind."""
-    config, store = ready.checked.config, ready.store
+    config, impatient = ready.checked.config, ready.store
     control = AttemptView(config)
+
+    def say(text: str) -> None:
+        (ready.progress.message if control.run is None else control.run.warn)(text)
+
+    store = impatient.patient(Patience(RUN_SECONDS, say))  # a storage that fails for a while ends no run of days
+    ready = replace(ready, store=store)
     try:
         planned = start.connect(config, address)
         with interrupted_by_sigterm():
@@ -130,7 +137,7 @@ def attend(ready: Ready, config_path: str, address: str | None, takeover: bool, 
             try:
                 attempt = claim(ready, server, takeover)
                 with (
-                    watching_for_newer(store, attempt),
+                    watching_for_newer(impatient, attempt),
                     ending(store, attempt, config, ready.folder, control, ready.progress),
                     # Ray that this process started ends with it, and all it holds.
                     keeper.kept(config, attempt) if address is not None else contextlib.nullcontext(),

@@ -25,6 +25,7 @@ from linckia_trainer.groups.fence import fence
 from linckia_trainer.groups.group import ActorGroup, Sharded
 from linckia_trainer.groups.replace import Parts, Site, replace, start_standbys
 from linckia_trainer.log import recoveries
+from linckia_trainer.log.patience import NOTE_SECONDS, Patience
 from linckia_trainer.log.recoveries import Recovery
 from linckia_trainer.metrics.recovery import Costs
 
@@ -65,6 +66,7 @@ class Healer:
     def __init__(self, run: "Run", site: Site, catch_up: CatchUp) -> None:
         self.run = run
         self.site = site
+        self.notes = site.store.patient(Patience(NOTE_SECONDS))
         self.catch_up = catch_up
         self.lock = threading.RLock()
         self.jobs: dict[str, Job] = {}
@@ -252,7 +254,7 @@ class Healer:
         with self.lock:
             verdict = next_restart(self.losses, failure, record.time, self.site.config.recovery)
             self.losses.append(record)
-        number = self._noted(partial(recoveries.note_loss, self.site.store, record)) or 0
+        number = self._noted(partial(recoveries.note_loss, self.notes, record)) or 0
         if isinstance(verdict, Stop):
             fence(group.members, group.processes)  # whoever waits for it has to hear of it
             error = UnhealableError(group.name, loss.cause, verdict.reason, verdict.next_step)
@@ -294,7 +296,7 @@ class Healer:
             seconds=dict(job.parts.seconds),
         )
         self.finished.append(found)
-        self._noted(partial(recoveries.note_recovery, self.site.store, job.number, found))
+        self._noted(partial(recoveries.note_recovery, self.notes, job.number, found))
 
     def _noted(self, write: Callable[[], Result]) -> Result | None:
         """Storage that fails for a while must not keep a group from being healed."""

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linckia.api.errors import DamagedError, UserError
 from linckia_trainer.groups.failure import GroupLostError, first_line
 from linckia_trainer.groups.group import ActorGroup, Call
 from linckia_trainer.healing import healed
@@ -26,12 +27,21 @@ FINISH_SECONDS = 3600.0  # a store that has not taken the last state by then wil
 def finish_saving(run: "Run") -> None:
     """Before the end: the head's state in the run directory, and nothing left being written."""
     wait_until_written(run)
-    if run.last_checkpoint != run.log.head():
+    if not all_written(run, run.log.head()):
         save(run, run.log.head(), last=True)
     wait_until_written(run)
     if run.log.head() >= run.config.run.steps:  # all that lasts is in the run directory: give the memory back
         for group in run.stateful:
             healed(run, partial(group.call, "release_node_memory"), group)
+
+
+def all_written(run: "Run", step: int) -> bool:
+    """Whether every rank has written its state of ``step`` to the run directory; begun is not written."""
+    return all(
+        status["saved"].get(RUN_DIRECTORY) == step
+        for group in run.stateful
+        for status in healed(run, group.status, group)
+    )
 
 
 def save_what_stands(run: "Run") -> None:
@@ -75,8 +85,18 @@ def save(run: "Run", step: int, last: bool = False) -> None:
     if RUN_DIRECTORY in tiers:
         run.last_checkpoint, run.last_checkpoint_time = step, time.monotonic()
         run.checkpoint_requested.clear()
-        copy_local_files(run.folder, run)
+        tidy(run, step)
+
+
+def tidy(run: "Run", step: int) -> None:
+    """What follows a checkpoint: nothing that the run needs, so a full or failing storage ends nothing here."""
+    try:
         apply_retention(run)
+        copy_local_files(run.folder, run)
+    except DamagedError:
+        raise
+    except (OSError, UserError) as error:
+        run.warn(f"after step {step}: older states were not deleted, or metrics not copied: {error}")
 
 
 def start_saving(run: "Run", group: ActorGroup, tiers: list[str], last: bool) -> Call:

@@ -18,6 +18,7 @@ from linckia.api.config import RunConfig
 from linckia_trainer.groups.engine import CHECKPOINT_TAG, copy_out
 from linckia_trainer.groups.member import Identity
 from linckia_trainer.log.framing import Buffer
+from linckia_trainer.log.patience import RUN_SECONDS, Patience
 from linckia_trainer.log.store import Store
 from linckia_trainer.state import format as state_format
 from linckia_trainer.state.format import StateHeader
@@ -30,9 +31,12 @@ class Saver:
     def __init__(self, identity: Identity, config: RunConfig) -> None:
         storage = config.storage
         self.identity = identity
-        self.tiers = {RUN_DIRECTORY: Tier(RUN_DIRECTORY, Store(config.run.dir, storage.options, storage.single_writer))}
+        run_directory = Store(config.run.dir, storage.options, storage.single_writer)
+        patience = Patience(RUN_SECONDS, self._note_problem)
+        self.tiers = {RUN_DIRECTORY: Tier(RUN_DIRECTORY, run_directory.patient(patience))}
         if storage.node_memory is not None:
             self.tiers = {NODE_MEMORY: node_memory(config), **self.tiers}
+            self.tiers[NODE_MEMORY].store.sweep()  # half a state of a killed member would take memory until a reboot
         self.keep = storage.node_memory.keep if storage.node_memory else 0
         self.pool = ThreadPoolExecutor(max_workers=len(self.tiers) + 1, thread_name_prefix="save")
         self.jobs: dict[str, Future[None]] = {}
@@ -122,11 +126,14 @@ class Saver:
             tier.store.put(header.key, content.result())
         except Exception as error:
             # Behind the training: whatever a storage raises is reported and the run trains on with its older states.
-            self.problem = f"state {header.key} was not written to {tier.name}: {error}"
+            self._note_problem(f"state {header.key} was not written to {tier.name}: {error}")
             raise
         self.written[tier.name] = header.step
         if tier.name == NODE_MEMORY:
             self._prune_node_memory({*keep, header.step})
+
+    def _note_problem(self, text: str) -> None:
+        self.problem = text
 
     def _prune_node_memory(self, keep: set[int]) -> None:
         for state in self.node_states():

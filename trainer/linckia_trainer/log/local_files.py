@@ -89,7 +89,7 @@ class LocalFiles:
         for path in (self.root / TEMPORARY).glob("*"):
             match path.name.rsplit("~", 3):
                 case [host, pid, started, _] if host == this_host() and start_time(int(pid)) != int(started):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         return self.root / key

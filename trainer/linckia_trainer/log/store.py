@@ -8,11 +8,11 @@ import contextlib
 import errno
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import Any
+from typing import Any, TypeVar
 
 from fsspec.core import url_to_fs
 
@@ -20,7 +20,9 @@ from linckia.api.errors import UserError
 from linckia_trainer.log.framing import Buffer
 from linckia_trainer.log.local_files import LocalFiles
 from linckia_trainer.log.objects import Backend, FsspecObjects, NoExclusiveCreate, ObjectInfo
+from linckia_trainer.log.patience import Patience, patiently
 
+Result = TypeVar("Result")
 Data = Buffer | Sequence[Buffer]
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -32,11 +34,17 @@ class DiskFullError(UserError):
     """No space left; what was written before is whole, and nothing of the new object is to be seen."""
 
 
+class UnreachableError(UserError):
+    """A place that did not answer, or answered that something is wrong with it: it may pass."""
+
+
 class Store:
     """Objects below ``uri``: a folder, ``file://`` or any fsspec URI (``s3://bucket/folder``).
 
     ``options`` are the filesystem's arguments, such as ``endpoint_url``. ``single_writer``: the user promises to start
     one controller at a time, so a place without exclusive create will do. Pickles; each process opens its own.
+
+    A failure is raised at once, unless the store is ``patient``.
 
     Example: ``Store("s3://bucket/runs/first", {"endpoint_url": "http://localhost:9000"})``
     """
@@ -45,6 +53,7 @@ class Store:
         self.uri = uri
         self.options = dict(options or {})
         self.single_writer = single_writer
+        self.patience = Patience()
         self._exclusive = True
         self._backend = _open_backend(uri, self.options)
 
@@ -59,28 +68,44 @@ class Store:
         """The folder that this is; None for any other place."""
         return self._backend.root if isinstance(self._backend, LocalFiles) else None
 
+    def patient(self, patience: Patience) -> "Store":
+        """The same place, whose failures are waited out as long as ``patience`` lasts; pickled it has none."""
+        store = Store(self.uri, self.options, self.single_writer)
+        store._exclusive = self._exclusive
+        store.patience = patience
+        return store
+
     def put_if_absent(self, key: str, data: Data) -> bool:
         """Write an object unless its key exists; True if it was this call that made it."""
-        with self._clear_errors(key):
-            if not self._exclusive:
-                return self._put_unless_seen(key, data)
-            try:
-                return self._backend.create(key, _buffers(data))
-            except NoExclusiveCreate as reason:
-                if not self.single_writer:
-                    raise _no_lock(self.uri, str(reason)) from reason
-                self._exclusive = False
-                return self._put_unless_seen(key, data)
+        tries = 0
+
+        def create() -> bool:
+            nonlocal tries
+            tries += 1
+            made = self._create(key, data)
+            # An earlier try may have made it, and only its answer been lost.
+            return made or (tries > 1 and self._backend.read(key) == b"".join(_buffers(data)))
+
+        return self._ask(key, create)
+
+    def _create(self, key: str, data: Data) -> bool:
+        if not self._exclusive:
+            return self._put_unless_seen(key, data)
+        try:
+            return self._backend.create(key, _buffers(data))
+        except NoExclusiveCreate as reason:
+            if not self.single_writer:
+                raise _no_lock(self.uri, str(reason)) from reason
+            self._exclusive = False
+            return self._put_unless_seen(key, data)
 
     def put(self, key: str, data: Data) -> None:
         """Write an object, over another if there is one."""
-        with self._clear_errors(key):
-            self._backend.replace(key, _buffers(data))
+        self._ask(key, lambda: self._backend.replace(key, _buffers(data)))
 
     def get(self, key: str) -> bytes:
         """The whole object. FileNotFoundError if it is not there."""
-        with self._clear_errors(key):
-            return self._backend.read(key)
+        return self._ask(key, lambda: self._backend.read(key))
 
     def read_start(self, key: str, num_bytes: int) -> bytes:
         """The first ``num_bytes`` of an object, fewer if it is shorter. FileNotFoundError if it is not there."""
@@ -91,8 +116,7 @@ class Store:
 
     def read_starts(self, keys: Sequence[str], num_bytes: int) -> list[bytes | None]:
         """``read_start`` of many objects, side by side where the place can do that; None for one that is not there."""
-        with self._clear_errors(keys[0] if keys else ""):
-            return self._backend.read_starts(keys, num_bytes)
+        return self._ask(keys[0] if keys else "", lambda: self._backend.read_starts(keys, num_bytes))
 
     def exists(self, key: str) -> bool:
         try:
@@ -103,8 +127,7 @@ class Store:
 
     def info(self, key: str) -> tuple[int, float]:
         """(size in bytes, time of the last change in seconds since 1970). FileNotFoundError if it is not there."""
-        with self._clear_errors(key):
-            found = self._backend.info(key)
+        found = self._ask(key, lambda: self._backend.info(key))
         return found.size, found.modified
 
     def list(self, prefix: str = "") -> list[str]:
@@ -113,18 +136,21 @@ class Store:
 
     def scan(self, prefix: str = "") -> dict[str, ObjectInfo]:
         """``list`` with size and time of each object, in one listing."""
-        with self._clear_errors(prefix):
-            return dict(sorted(self._backend.scan(prefix.rstrip("/")).items()))
+        return dict(sorted(self._ask(prefix, lambda: self._backend.scan(prefix.rstrip("/"))).items()))
 
     def delete(self, key: str) -> None:
         """Remove an object, or all objects below a folder. Removing what is not there is no error."""
-        with self._clear_errors(key):
-            self._backend.delete(_checked(key))
+        self._ask(key, lambda: self._backend.delete(_checked(key)))
 
     def move(self, source: str, target: str) -> None:
         """Rename an object, or a folder with all below it, to a key that is free."""
         with self._clear_errors(source):
             self._backend.move(_checked(source), _checked(target))
+
+    def sweep(self) -> None:
+        """Remove what killed writers of this host left behind, where nobody sees it and it takes space."""
+        with self._clear_errors(""):
+            self._backend.sweep()
 
     def probe(self) -> None:
         """Find out, before anything starts, whether this place can hold a run; remove what killed writers left.
@@ -138,7 +164,7 @@ class Store:
                 raise _no_lock(self.uri, reason)
             self._exclusive = self._exclusive and not reason
             self.delete(folder)
-            self._backend.sweep()
+            self.sweep()
         except FileNotFoundError as error:
             raise UserError(
                 "run.dir", self.uri, f"the bucket or folder does not exist ({error})",
@@ -167,6 +193,23 @@ class Store:
         self.put(key, data)
         return True
 
+    def _ask(self, key: str, ask: Callable[[], Result]) -> Result:
+        """``ask()`` with clear errors, again while the place fails and patience lasts."""
+
+        def once() -> Result:
+            with self._clear_errors(key):
+                return ask()
+
+        try:
+            return patiently(once, _may_pass, self.patience, self.uri)
+        except OSError as error:
+            if self.patience.seconds == 0 or not _may_pass(error):
+                raise
+            raise UnreachableError(
+                "run.dir", self.uri, f"has failed for {self.patience.seconds:.0f} s ({error})",
+                "see that the storage is up; then the same command goes on",
+            ) from error  # fmt: skip
+
     @contextlib.contextmanager
     def _clear_errors(self, key: str) -> Iterator[None]:
         """Say what a user can do about an error. FileNotFoundError stays: it is an answer, not a failure."""
@@ -186,10 +229,17 @@ class Store:
                 ) from error  # fmt: skip
             raise
         except _botocore_errors(self.uri) as error:
-            raise UserError(
+            raise UnreachableError(
                 "run.dir", self.uri, f"cannot be reached ({error})",
                 "check the network, endpoint_url, key and secret in storage.options",
             ) from error  # fmt: skip
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether asking again may help: not after an answer (not there), nor for what a person has to put right."""
+    return isinstance(error, UnreachableError) or (
+        isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    )
 
 
 def _open_backend(uri: str, options: dict[str, Any]) -> Backend:
