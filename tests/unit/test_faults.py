@@ -53,6 +53,15 @@ def test_targets_are_what_the_fault_takes():
     assert aim.targets(view(), FAULTS["controller-kill"]) == ["controller"]
 
 
+def test_a_group_that_was_not_heard_of_yet_is_waited_for():
+    starting = view(policy={"generation": 1, "members": []})
+    assert aim.targets(starting, FAULTS["kill"]) == ["policy", "rollout-0/0"]
+    aim.check_target(starting, "policy/1", FAULTS["kill"])
+    assert aim.aim_at(starting, "policy/1") is None
+    with pytest.raises(UserError, match="this fault takes policy, rollout-0/0"):
+        aim.check_target(starting, "rollout-0/1", FAULTS["kill"])
+
+
 @pytest.mark.parametrize("target", ["policy", "policy/1", "rollout-0"])
 def test_a_target_that_is_there(target):
     aim.check_target(view(), target, FAULTS["kill"])

@@ -30,7 +30,7 @@ def check_target(view: View, target: str, fault: Fault) -> None:
     """UserError, with those that the run has, for a target it has not or that the fault does not take."""
     group, rank = split_target(target)
     there = targets(view, fault)
-    if f"{group}/{rank}" not in there and target not in there:
+    if not {f"{group}/{rank}", group} & set(there):
         raise UserError(
             "--target",
             target,
@@ -40,11 +40,14 @@ def check_target(view: View, target: str, fault: Fault) -> None:
 
 
 def targets(view: View, fault: Fault) -> list[str]:
-    """Every target in the run that a fault takes."""
+    """Every target in the run that a fault takes; a group whose members were not heard of yet is named alone."""
     if fault.targets == "controller":
         return [CONTROLLER]
     found = []
     for name, group in view.get("groups", {}).items():
+        if not group.get("members"):
+            found.append(name)
+            continue
         stateful = any("applied_step" in member and member.get("log_hash") for member in group.get("members", []))
         if fault.targets == "member" or stateful:
             found += [f"{name}/{member['rank']}" for member in group.get("members", [])]
