@@ -45,9 +45,9 @@ class Live:
             )
 
     def view(self) -> View | None:
-        """``GET /v1/run``; None while nothing answers."""
+        """``GET /v1/run`` of this process or of a controller that it started; None while nothing answers."""
         file = read_run_file(self.place / "runs" / self.place.name)
-        if file is None or file.pid != self.process.pid:
+        if file is None or not self._is_ours(file.pid):
             return None
         try:
             return httpx.get(
@@ -57,6 +57,12 @@ class Live:
             ).json()
         except httpx.HTTPError:
             return None
+
+    def _is_ours(self, pid: int) -> bool:
+        try:
+            return self.process.pid in (pid, psutil.Process(pid).ppid())
+        except psutil.NoSuchProcess:
+            return False
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """An order to the control API."""

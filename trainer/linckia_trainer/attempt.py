@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import rich
+from ray import exceptions as ray_errors
 
 from linckia.api.config import RunConfig
 from linckia.api.errors import FencedError, UserError
 from linckia.api.names import API_VERSION
+from linckia.decide.budget import Kind
 from linckia.decide.limits import watch_policy
 from linckia.decide.rules import Decision
 from linckia.observe.observation import RayState
@@ -21,7 +23,7 @@ from linckia_trainer import scaling
 from linckia_trainer.control.gather import hear, state_api
 from linckia_trainer.control.server import OrderRefusedError
 from linckia_trainer.control.watcher import Watcher
-from linckia_trainer.groups.failure import GroupLostError
+from linckia_trainer.groups.failure import DEATH, EXCEPTION, GroupLostError
 from linckia_trainer.log import attempts
 from linckia_trainer.log.patience import NOTE_SECONDS, Patience
 from linckia_trainer.log.store import Store
@@ -114,9 +116,9 @@ def ending(
             attempts.end(store, attempt, "stopped")
             progress.message(f"attempt {attempt} was stopped before its first step; the same command goes on")
             return
-        cause, fingerprint = describe_failure(error)
+        cause, fingerprint, kind = describe_failure(error)
         with contextlib.suppress(OSError, UserError):  # the cause matters more than that it could not be written down
-            attempts.end(store.patient(Patience(NOTE_SECONDS)), attempt, "failed", cause, fingerprint)
+            attempts.end(store.patient(Patience(NOTE_SECONDS)), attempt, "failed", cause, fingerprint, kind)
         sum_up(config, folder, "failed", control, attempt)
         step = control.run.log.head() if control.run else 0
         progress.message(
@@ -141,15 +143,19 @@ def sum_up(config: RunConfig, folder: Path, outcome: str, control: AttemptView, 
         draw_curves(rows, config.run.name, folder / "curves.png")
 
 
-def describe_failure(error: BaseException) -> tuple[str, str]:
-    """(cause in words, fingerprint): the same cause has the same fingerprint when it strikes again."""
+def describe_failure(error: BaseException) -> tuple[str, str, Kind]:
+    """(cause in words, fingerprint, kind): the same cause has the same fingerprint when it strikes again."""
     cause = getattr(error, "cause", None) or error
     if isinstance(cause, UserError):
-        return str(cause), getattr(cause, "fingerprint", None) or f"{type(cause).__name__}:{cause.field}"
+        said = getattr(cause, "fingerprint", None) or f"{type(cause).__name__}:{cause.field}"
+        return str(cause), said if isinstance(said, str) else "/".join(said), EXCEPTION
     frames = traceback.extract_tb(cause.__traceback__)
     place = f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else "?"
     lines = str(cause).strip().splitlines() or [type(cause).__name__]
-    return f"{type(cause).__name__}: {lines[-1]}", f"{type(cause).__name__}:{place}"
+    # What Ray, the system or another process did is over with this attempt; all else would be raised again.
+    outside = isinstance(cause, (ray_errors.RayError, GroupLostError, OSError, MemoryError, KeyboardInterrupt))
+    kind = DEATH if outside and not isinstance(cause, ray_errors.RayTaskError) else EXCEPTION
+    return f"{type(cause).__name__}: {lines[-1]}", f"{type(cause).__name__}:{place}", kind
 
 
 @contextlib.contextmanager

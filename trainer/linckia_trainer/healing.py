@@ -40,6 +40,7 @@ class UnhealableError(UserError):
     """A loss that no further restart would mend. States and log are kept."""
 
     fingerprint = ""
+    exit_code = 3  # it was tried again already, as often as it may be
 
 
 @dataclass

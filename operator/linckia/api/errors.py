@@ -2,10 +2,12 @@
 
 
 class UserError(Exception):
-    """Something the user can put right. The command line prints it without a traceback and exits 2.
+    """Something the user can put right. The command line prints it without a traceback and ends with ``exit_code``.
 
     Example: ``UserError("run.steps", 0, "must be at least 1", "set run.steps to the number of PPO steps")``
     """
+
+    exit_code = 2
 
     def __init__(self, field: str, value: object, reason: str, next_step: str) -> None:
         self.field = field

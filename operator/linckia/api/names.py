@@ -3,6 +3,7 @@
 NAMESPACE = "linckia"
 TOKEN_HEADER = "X-Linckia-Token"
 TOKEN_VARIABLE = "LINCKIA_TOKEN"
+SUPERVISOR_VARIABLE = "LINCKIA_SUPERVISOR"  # in a controller's environment: the pid of its supervisor
 API_VERSION = 1
 
 

@@ -1,9 +1,10 @@
 """The ``linckia`` command: parse and check first, import what is heavy after.
 
-Exit codes: 0 done; 1 `checkpoints verify` found damage, or `chaos` no healing; 2 something the user can put right; 4 replaced
-by a newer attempt.
+Exit codes: 0 done; 1 `checkpoints verify` found damage, or `chaos` no healing; 2 something the user can put right; 3 a crash
+loop: it would fail again; 4 replaced by a newer attempt.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -62,12 +63,21 @@ def train(
         typer.Option(metavar="NAME", help="Make a new run NAME that goes on from this run's newest checkpoint."),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from nothing; an earlier run is moved aside.")] = False,
+    supervise: Annotated[
+        bool, typer.Option("--supervise", help="Start the controller again when it dies, until the run ends.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Train a run, or go on with it: the same command after any crash takes it up where it stood.
 
     A finished run prints its summary.
     """
+    from linckia.api.names import SUPERVISOR_VARIABLE
+
+    if SUPERVISOR_VARIABLE in os.environ:
+        from linckia.cli.supervise import follow_supervisor
+
+        follow_supervisor()
     from linckia.api.config import RunName
     from linckia.api.errors import UserError
     from linckia.api.load import fork_sources, load_config
@@ -75,10 +85,19 @@ def train(
 
     if fork is not None and fresh:
         raise UserError("--fresh", None, "a fork starts from a checkpoint", "give --fork or --fresh")
+    if fork is not None and supervise:
+        raise UserError(
+            "--supervise", None, "a fork is made once", f"give --fork alone, then --supervise with run.name={fork}"
+        )
     if fork is not None:
         _check_name("--fork", fork, RunName)
     loaded = load_config(config, overrides or ())
     make_plan(loaded, gpus=loaded.placement.device == "gpu")  # what contradicts itself is said before anything starts
+    if supervise:
+        from linckia.cli.supervise import supervise as keep_running
+
+        arguments = [config, *(overrides or ()), *(["--address", address] if address else []), *["--quiet"] * quiet]
+        raise typer.Exit(keep_running(loaded, arguments, takeover, fresh))
     sources = fork_sources(config, overrides or ()) if fork is not None else []
     from linckia.cli import trainer
 
@@ -267,7 +286,7 @@ def main() -> None:
         app()
     except UserError as error:
         _say(error)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except FencedError as error:
         _say(error)
         sys.exit(4)

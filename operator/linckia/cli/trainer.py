@@ -72,6 +72,29 @@ def history(place: RunPlace) -> Row:
     }
 
 
+def attempts(place: RunPlace, process: tuple[int, int] | None) -> Row:
+    """What a supervisor asks of a run directory: ``newest`` claim (None if there is none), the log's ``head``, and of the
+    ``attempt`` that a process of this host claimed, by (pid, start time), how it ended (0 and no words if it claimed none)."""
+    from linckia_trainer.log import attempts
+    from linckia_trainer.log.chain import RunLog
+    from linckia_trainer.log.process import this_host
+    from linckia_trainer.log.store import Store
+
+    store = Store(place.uri, place.options)
+    claims = (attempts.read(store, number) for number in reversed(attempts.numbers(store)))
+    ours = (0, None) if process is None else process
+    mine = next((one.attempt for one in claims if (one.host, one.pid, one.start_time) == (this_host(), *ours)), 0)
+    newest, ended = attempts.latest(store), attempts.outcome(store, mine) if mine else None
+    return {
+        "attempt": mine,
+        "newest": None if newest is None else {"attempt": newest.attempt, "claimed": newest.claimed},
+        "head": RunLog(store, None).head(),
+        "cause": ended.cause if ended else "",
+        "fingerprint": ended.fingerprint if ended else "",
+        "kind": ended.kind if ended else "",
+    }
+
+
 def render_summary(summary: Row, folder: Path) -> "RenderableType":
     from linckia_trainer.metrics.summary import Summary
     from linckia_trainer.metrics.summary import render_summary as render

@@ -7,4 +7,5 @@
 - ``pace``        who is slower than its peers, step after step
 - ``statistics``  running statistics of times that span orders of magnitude
 - ``budget``      how often a group may be restarted, after what wait, and when the run stops instead
+- ``supervise``   whether a controller that ended is started again
 """

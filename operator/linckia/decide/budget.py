@@ -104,7 +104,8 @@ def next_restart(
             f"last: {failure.cause}",
             "find out what ends it (memory, device, node), then start the run again: it goes on from this step",
         )
-    return Restart(_wait(earlier, now, policy.back_off_seconds))
+    since_last = now - max((one.time for one in earlier), default=now)
+    return Restart(back_off(len(earlier), since_last, policy.back_off_seconds))
 
 
 def restarts_left(recoveries: Sequence[RecoveryRecord], group: str, step: int, policy: Recovery) -> int:
@@ -113,13 +114,16 @@ def restarts_left(recoveries: Sequence[RecoveryRecord], group: str, step: int, p
     return max(0, policy.max_restarts_per_step - used)
 
 
-def _wait(earlier: Sequence[RecoveryRecord], now: float, first_seconds: float) -> float:
+def back_off(earlier: int, since_last: float, first_seconds: float) -> float:
+    """Seconds to wait still before a restart that ``earlier`` ones came before, the last of them ``since_last`` seconds ago.
+
+    0 for the first, then ``first_seconds``, doubled each time, up to five minutes.
+    """
     if not earlier or not first_seconds:
         return 0.0
     # The exponent is bounded so that a large budget cannot overflow it.
-    wait = min(first_seconds * 2.0 ** min(len(earlier) - 1, 32), LONGEST_BACK_OFF_SECONDS)
-    passed = now - max(one.time for one in earlier)
-    return min(wait, max(0.0, wait - passed))  # a clock that was set back makes no wait longer
+    wait = min(first_seconds * 2.0 ** min(earlier - 1, 32), LONGEST_BACK_OFF_SECONDS)
+    return min(wait, max(0.0, wait - since_last))  # a clock that was set back makes no wait longer
 
 
 def _times(number: int) -> str:

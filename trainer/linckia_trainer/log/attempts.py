@@ -46,13 +46,17 @@ class AttemptInfo:
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How an attempt ended. ``fingerprint`` names a cause that is the same when it strikes again."""
+    """How an attempt ended. ``fingerprint`` names a cause that is the same when it strikes again.
+
+    ``kind`` of a failure: ``exception`` for what another attempt would raise again, ``death`` for what came from outside.
+    """
 
     attempt: int
     outcome: Outcome
     cause: str
     fingerprint: str
     ended: float
+    kind: str = ""
 
 
 BeaconAlive = Callable[[AttemptInfo], bool]
@@ -154,16 +158,17 @@ def _gives_signs(store: Store, attempt: int, sleep: Sleep, looks: int) -> bool:
     return False
 
 
-def end(store: Store, attempt: int, outcome: Outcome, cause: str = "", fingerprint: str = "") -> None:
+def end(store: Store, attempt: int, outcome: Outcome, cause: str = "", fingerprint: str = "", kind: str = "") -> None:
     """Write down how an attempt ended; the first word stands."""
-    ended = AttemptEnd(attempt, outcome, cause, fingerprint, time.time())
+    ended = AttemptEnd(attempt, outcome, cause, fingerprint, time.time(), kind)
     store.put_if_absent(f"attempts/{attempt}.end", canonical_json(asdict(ended)))
 
 
 def outcome(store: Store, attempt: int) -> AttemptEnd | None:
     """How an attempt ended; None if it did not say (it runs, or was killed)."""
     found = _read_json(store, f"attempts/{attempt}.end")
-    return AttemptEnd(**found) if found.keys() == {one.name for one in fields(AttemptEnd)} else None
+    known = {one.name for one in fields(AttemptEnd)}
+    return AttemptEnd(**found) if known - {"kind"} <= found.keys() <= known else None
 
 
 def claim_generation(store: Store, group: str, info: Mapping[str, Any] | None = None) -> int:
