@@ -145,7 +145,8 @@ def sum_up(config: RunConfig, folder: Path, outcome: str, control: AttemptView, 
 
 def describe_failure(error: BaseException) -> tuple[str, str, Kind]:
     """(cause in words, fingerprint, kind): the same cause has the same fingerprint when it strikes again."""
-    cause = getattr(error, "cause", None) or error
+    raised = getattr(error, "cause", None)  # by a member, and wrapped in Ray's own words; of a lost group it is words
+    cause = raised if isinstance(raised, BaseException) else error
     if isinstance(cause, UserError):
         said = getattr(cause, "fingerprint", None) or f"{type(cause).__name__}:{cause.field}"
         return str(cause), said if isinstance(said, str) else "/".join(said), EXCEPTION

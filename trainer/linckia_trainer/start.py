@@ -16,7 +16,7 @@ from linckia.api.plan import Plan, plan
 from linckia_trainer.groups import leftovers, placement
 from linckia_trainer.groups.fence import fence
 from linckia_trainer.groups.group import ActorGroup
-from linckia_trainer.groups.replace import STATEFUL, Site, load_all, note_processes, start
+from linckia_trainer.groups.replace import STATEFUL, Site, load_all, note_processes, replaced, start
 from linckia_trainer.log import attempts
 from linckia_trainer.log.store import Store
 
@@ -32,7 +32,9 @@ class Standing:
     on_gpus: bool
 
     def remove(self) -> None:
-        """Kill every member and give the devices back."""
+        """Kill every member and give the devices back; nothing of it if a newer attempt goes on with them."""
+        if replaced(self.site):
+            return
         for group in self.groups.values():
             fence(group.members, group.processes)
         placement.release(self.site.placed)

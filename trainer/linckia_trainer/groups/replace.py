@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import ray
 
 from linckia.api.config import RunConfig
-from linckia.api.errors import UserError
+from linckia.api.errors import FencedError, UserError
 from linckia.api.plan import GroupPlan, PlacementGroupPlan
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.groups.fence import fence
@@ -105,8 +105,11 @@ def next_generation(site: Site, group: ActorGroup) -> ActorGroup:
 def replace(site: Site, group: ActorGroup, parts: Parts, forming: Callable[[ActorGroup], None]) -> ActorGroup:
     """Fence ``group`` and bring up its next generation with its models loaded; ``forming`` hears of it at once.
 
-    Raises GroupLostError of the new generation if it is lost on the way, UserError if no place is found for it in time.
+    Raises GroupLostError of the new generation if it is lost on the way, UserError if no place is found for it in time,
+    FencedError if a newer attempt was claimed: what this one finds dead is the newer one's business.
     """
+    if replaced(site):
+        raise FencedError(f"attempt {site.attempt} was replaced by a newer one")
     with parts.part("fence"):
         fence(group.members, group.processes)
     with parts.part("place"):
@@ -126,6 +129,14 @@ def replace(site: Site, group: ActorGroup, parts: Parts, forming: Callable[[Acto
         fence(successor.members, successor.processes)
         raise
     return successor
+
+
+def replaced(site: Site) -> bool:
+    """Whether a newer attempt was claimed. A storage that does not answer says nothing about that."""
+    try:
+        return attempts.superseded(site.store, site.attempt)
+    except (OSError, UserError):
+        return False
 
 
 def await_members(site: Site, group: ActorGroup) -> None:
