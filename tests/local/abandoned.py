@@ -20,6 +20,7 @@ from linckia_trainer.groups.replace import note_processes
 from linckia_trainer.log.store import Store
 
 RUN = "abandoned"
+WORD = "loaded"
 
 
 class Parent(light.LightMember):
@@ -50,7 +51,9 @@ def main(address: str, folder: str, orphan_timeout: float) -> None:
         for call in [group.start("spawn") for group in groups.values()]:
             call.results()
         for group in groups.values():
+            group.call("declare_loaded", WORD)
             note_processes(store, group)
+        groups["policy"].start("wait_for_attempt", 2)  # busy when its controller dies
         # A place that is not there, and a member that waits for it.
         waiting = placement_group([{"CPU": 1000}], name=placement_group_name(RUN, 90), lifetime="detached")
         pending = light.Holder.options(  # type: ignore[attr-defined]
@@ -62,7 +65,7 @@ def main(address: str, folder: str, orphan_timeout: float) -> None:
         print("ready", flush=True)
         while True:
             for group in groups.values():
-                group.status()
+                group.ask_status()
             time.sleep(0.2)
         del beacon, pending
 

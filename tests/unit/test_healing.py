@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from unit.fakes import config_of
 
+from linckia.api.errors import FencedError
 from linckia_trainer import healing
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.groups.group import ActorGroup
 from linckia_trainer.groups.replace import Parts
 from linckia_trainer.healing import Healer, UnhealableError, healed
-from linckia_trainer.log import recoveries
+from linckia_trainer.log import attempts, recoveries
 from linckia_trainer.log.store import Store
 
 
@@ -90,6 +91,17 @@ def test_a_lost_group_is_replaced_once_and_brought_to_the_head(world: Callable[.
         "update",
     )
     assert found.seconds.keys() >= {"fence"}
+
+
+def test_a_replaced_attempt_replaces_nothing(world: Callable[..., World]) -> None:
+    at = world()
+    for _ in range(2):
+        attempts.claim(at.store, {}, takeover=True)
+    at.healer.report(death())
+    with pytest.raises(FencedError, match="attempt 1 was replaced"):
+        at.healer.settle(at.policy)
+    assert at.fenced == []
+    assert recoveries.losses(at.store) == []
 
 
 def test_the_work_is_done_again_on_the_healed_group(world: Callable[..., World]) -> None:

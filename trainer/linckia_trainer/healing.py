@@ -24,7 +24,7 @@ from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.groups.fence import fence
 from linckia_trainer.groups.group import ActorGroup, Sharded
 from linckia_trainer.groups.replace import Parts, Site, replace, start_standbys
-from linckia_trainer.log import recoveries
+from linckia_trainer.log import attempts, recoveries
 from linckia_trainer.log.patience import NOTE_SECONDS, Patience
 from linckia_trainer.log.recoveries import Recovery
 from linckia_trainer.metrics.recovery import Costs
@@ -210,6 +210,7 @@ class Healer:
             fresh = loss is None
             while (loss is not None or fresh) and not self.closing.is_set():
                 fresh = False
+                self._refuse_if_replaced()
                 if loss is not None:
                     with job.parts.part("wait"):
                         number = self._spend(group, job.step, job.stage, loss)
@@ -220,6 +221,11 @@ class Healer:
             if isinstance(error, UnhealableError):
                 self.unhealable = error
             job.done.set_exception(error)
+
+    def _refuse_if_replaced(self) -> None:
+        """FencedError if a newer attempt was claimed: what looks lost is in its hands."""
+        if attempts.superseded(self.site.store, self.run.attempt):
+            raise FencedError(f"attempt {self.run.attempt} was replaced by a newer one")
 
     def _fence_lost_nodes(self) -> None:
         """All that stood on a lost node is lost with it: fence and report it before anything is placed again."""

@@ -13,10 +13,11 @@ from linckia.api.config import RunConfig
 from linckia.api.errors import UserError
 from linckia.api.names import NAMESPACE, beacon_name
 from linckia.api.plan import Plan, plan
-from linckia_trainer.groups import leftovers, placement
+from linckia_trainer.adopt import Adopted, adopt
+from linckia_trainer.groups import placement
 from linckia_trainer.groups.fence import fence
 from linckia_trainer.groups.group import ActorGroup
-from linckia_trainer.groups.replace import STATEFUL, Site, load_all, note_processes, replaced, start
+from linckia_trainer.groups.replace import STATEFUL, Site, load_all, loaded_word, note_processes, replaced, start
 from linckia_trainer.log import attempts
 from linckia_trainer.log.store import Store
 
@@ -110,22 +111,27 @@ def beacon_alive(info: attempts.AttemptInfo, run: str) -> bool:
 
 
 def start_groups(config: RunConfig, planned: Plan, store: Store, attempt: int, origin: str, say: Say) -> Standing:
-    """Place the plan, start every member, and load every model. All groups load side by side."""
-    run = config.run.name
-    leftovers.remove(run, store)
-    say(f"placing {len(planned.groups)} groups")
-    ordered, placed = placement.place(planned, run, config.placement.timeout)
-    plans = {group.name: group for group in ordered.groups}
-    site = Site(config, store, attempt, origin, "cuda" if ordered.gpus else "cpu", plans, placed)
-    standing = Standing({}, site, ordered.gpus)
+    """The groups that stand, adopted; the others placed, started and loaded, all side by side."""
+    adopted = adopt(config, planned, store, attempt, loaded_word(config, origin))
+    if adopted is None:
+        say(f"placing {len(planned.groups)} groups")
+        adopted = Adopted({}, *placement.place(planned, config.run.name, config.placement.timeout), {})
+    else:
+        say(f"adopting {', '.join(sorted(adopted.groups))}")
+    plans = {group.name: group for group in adopted.plan.groups}
+    device = "cuda" if planned.gpus else "cpu"
+    site = Site(config, store, attempt, origin, device, plans, adopted.placed, adopted.unplaced)
+    standing = Standing(dict(adopted.groups), site, planned.gpus)
     try:
         # Engines take longest to start: they go first.
-        for name in sorted(plans, key=lambda one: plans[one].role != "rollout"):
+        missing = sorted(plans.keys() - adopted.groups.keys(), key=lambda one: (plans[one].role != "rollout", one))
+        for name in missing:
             standing.groups[name] = start(site, name)
-        say(f"loading models: {', '.join(standing.groups)}")
-        load_all(config, origin, list(standing.groups.values()))
+        if missing:
+            say(f"loading models: {', '.join(missing)}")
+        load_all(config, origin, [standing.groups[name] for name in missing])
         if config.storage.node_memory is not None:
-            check_node_memory(config, [standing.groups[name] for name in STATEFUL if name in standing.groups])
+            check_node_memory(config, [standing.groups[name] for name in STATEFUL if name in missing])
         for group in standing.groups.values():
             note_processes(store, group)
     except BaseException:

@@ -60,6 +60,7 @@ class Member:
         self.progress = Progress()
         self.attempt = identity.attempt
         self.fenced = False
+        self.loaded = ""  # what was loaded, as ``replace.loaded_word`` names it; "" before
         self.devices: list[str] = []  # of a standby: those of the member whose place it took
         self.last_heard = time.monotonic()
         threading.Thread(target=self._watch_orphan, args=(orphan_timeout,), daemon=True).start()
@@ -86,6 +87,8 @@ class Member:
             "processes": processes(),
             "node_ip": ray.util.get_node_ip_address(),
             "node_id": ray.get_runtime_context().get_node_id(),
+            "placement_group": ray.get_runtime_context().get_placement_group_id(),
+            "loaded": self.loaded,
             "devices": ray.get_runtime_context().get_accelerator_ids()["GPU"] or self.devices,
             "stage": self.progress.stage,
             "progress": self.progress.count,
@@ -106,6 +109,13 @@ class Member:
         if self.device == "cuda" and devices:
             self.devices = devices[self.identity.rank]
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
+
+    def declare_loaded(self, word: str) -> None:
+        """All members of the group are loaded: from now on another attempt may take them over."""
+        self.loaded = word
+
+    def settle(self) -> None:
+        """For an attempt that takes over: drop what an earlier one began and did not fetch. Error if that cannot be."""
 
     def describe(self) -> dict[str, Any]:
         """What a role adds to ``status``."""

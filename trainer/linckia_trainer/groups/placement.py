@@ -54,7 +54,7 @@ def place(plan: Plan, run: str, timeout: float) -> tuple[Plan, Placed]:
     except BaseException:
         release(placed)
         raise
-    return in_node_order(plan, {key: _bundle_nodes(group) for key, group in placed.items()}), placed
+    return in_node_order(plan, {key: bundle_nodes(group) for key, group in placed.items()}), placed
 
 
 def place_more(planned: PlacementGroupPlan, run: str, timeout: float) -> PlacementGroup:
@@ -90,9 +90,18 @@ def next_number(run: str) -> int:
 
 def remove_standing(run: str) -> None:
     """Remove the placement groups that an earlier attempt of this run left."""
-    for entry in _standing(placement_group_name(run, 0)[:-1]):
-        with contextlib.suppress(ValueError):  # somebody else removed it meanwhile
-            remove_placement_group(ray.util.get_placement_group(entry["name"]))
+    for entry in standing_groups(run):
+        remove(entry["name"])
+
+
+def remove(name: str) -> None:
+    with contextlib.suppress(ValueError):  # somebody else removed it meanwhile
+        remove_placement_group(ray.util.get_placement_group(name))
+
+
+def standing_groups(run: str) -> list[dict[str, Any]]:
+    """Ray's entries of the run's placement groups, those that wait for a place among them."""
+    return _standing(placement_group_name(run, 0)[:-1])
 
 
 def _standing(prefix: str) -> list[dict[str, Any]]:
@@ -100,7 +109,7 @@ def _standing(prefix: str) -> list[dict[str, Any]]:
     return [entry for entry in table.values() if entry["name"].startswith(prefix) and entry["state"] != "REMOVED"]
 
 
-def _bundle_nodes(group: PlacementGroup) -> list[str]:
+def bundle_nodes(group: PlacementGroup) -> list[str]:
     """For each bundle its node as "ip/node id", which sorts by node."""
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
@@ -108,7 +117,7 @@ def _bundle_nodes(group: PlacementGroup) -> list[str]:
 
 
 def _does_not_fit(plan: Plan, placed: Placed, timeout: float) -> UserError:
-    missing = [_bundles(group) for group in plan.placement_groups if not _ready(placed.get(group.key))]
+    missing = [_bundles(group) for group in plan.placement_groups if not ready(placed.get(group.key))]
     total, free = _asked_for(ray.cluster_resources()), _asked_for(ray.available_resources())
     return UserError(
         "placement.timeout",
@@ -138,7 +147,7 @@ def _holders(total: Mapping[str, float], free: Mapping[str, float]) -> str:
     return ", ".join(parts) or "nobody"
 
 
-def _ready(group: PlacementGroup | None) -> bool:
+def ready(group: PlacementGroup | None) -> bool:
     return group is not None and placement_group_table(group)["state"] == "CREATED"
 
 

@@ -1,5 +1,6 @@
 """One lost generation becomes the next: fenced, placed, started, joined, loaded. Restoring its state comes after."""
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from linckia_trainer.groups.fence import fence
 from linckia_trainer.groups.group import ActorGroup, Call, start_group
 from linckia_trainer.groups.placement import Placed, place_more
 from linckia_trainer.log import attempts
+from linckia_trainer.log.framing import canonical_json
 from linckia_trainer.log.store import Store
 from linckia_trainer.roles import member_class
 
@@ -124,6 +126,7 @@ def replace(site: Site, group: ActorGroup, parts: Parts, forming: Callable[[Acto
         with parts.part("load"):
             for call in loading:
                 call.results()
+            successor.call("declare_loaded", loaded_word(site.config, site.origin))
             note_processes(site.store, successor)
     except BaseException:
         fence(successor.members, successor.processes)
@@ -160,6 +163,14 @@ def load_all(config: RunConfig, origin: str, groups: Sequence[ActorGroup]) -> No
     ordered = sorted(groups, key=lambda group: group.name in STATEFUL)
     for call in [call for group in ordered for call in load(config, origin, group)]:
         call.results()
+    for call in [group.start("declare_loaded", loaded_word(config, origin)) for group in groups]:
+        call.results()
+
+
+def loaded_word(config: RunConfig, origin: str) -> str:
+    """What a member says of itself once it is loaded: it serves another attempt only if that would have loaded the same."""
+    content = {"config": config.model_dump(mode="json"), "origin": origin}
+    return hashlib.sha256(canonical_json(content)).hexdigest()
 
 
 def load(config: RunConfig, origin: str, group: ActorGroup) -> list[Call]:

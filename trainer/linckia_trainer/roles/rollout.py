@@ -102,6 +102,17 @@ class RolloutMember(ModelMember):
         self._check()
         return taken
 
+    def settle(self) -> None:
+        """Drop every prompt and answer of an earlier attempt, which has spooled what it took. RuntimeError if torn."""
+
+        def drop() -> None:
+            self._check_whole()
+            self.engine.abort_request(list(self.asked))
+            with self.changed:
+                self.asked, self.finished = {}, []
+
+        self.inbox.ask(drop)
+
     def assume_weights(self, step: int, policy_generation: int) -> None:
         """Serve the weights that the engine holds as this version: the model folder's own, or what came last."""
         self._check_whole()
