@@ -35,7 +35,7 @@ def config_of(folder: str, orphan_timeout: float) -> RunConfig:
         run={"name": RUN, "dir": folder},
         policy=light.members(1, 2),
         placement={"device": "cpu"},
-        recovery={"orphan_timeout": orphan_timeout, "watch_seconds": orphan_timeout / 4},
+        recovery={"orphan_timeout": orphan_timeout, "watch_seconds": min(5.0, orphan_timeout / 4)},
     )
 
 
