@@ -18,6 +18,7 @@ from linckia_trainer.groups.group import ActorGroup, Call, start_group
 from linckia_trainer.groups.placement import Placed, place_more
 from linckia_trainer.log import attempts
 from linckia_trainer.log.framing import canonical_json
+from linckia_trainer.log.patience import NOTE_SECONDS, Patience
 from linckia_trainer.log.store import Store
 from linckia_trainer.roles import member_class
 
@@ -137,7 +138,7 @@ def replace(site: Site, group: ActorGroup, parts: Parts, forming: Callable[[Acto
 def replaced(site: Site) -> bool:
     """Whether a newer attempt was claimed. A storage that does not answer says nothing about that."""
     try:
-        return attempts.superseded(site.store, site.attempt)
+        return attempts.superseded(site.store.patient(Patience(NOTE_SECONDS)), site.attempt)
     except (OSError, UserError):
         return False
 
