@@ -16,6 +16,7 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 from unit.log_builders import MemoryPlace, TwiceFileSystem
 
 from linckia.api.errors import UserError
@@ -290,6 +291,34 @@ def test_listings_of_a_filesystem_that_caches_are_fresh() -> None:
         store.put(f"log/{number}", b"x")
         store.put("grows", b"x" * number)
         assert store.info("grows")[0] == number
+
+
+class UnlistedFileSystem(MemoryFileSystem):
+    """Cannot list one folder now; fsspec's own ``find`` would leave it out and say nothing."""
+
+    protocol = "unlisted"
+    store: dict[str, Any] = {}  # noqa: RUF012
+    pseudo_dirs: list[str] = [""]  # noqa: RUF012
+    fails = False
+    find = AbstractFileSystem.find  # as most filesystems have it
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        if self.fails and path.rstrip("/").endswith("/00000002.partial"):
+            raise OSError(errno.EIO, "no answer")
+        return super().ls(path, detail, **kwargs)
+
+
+def test_a_folder_that_cannot_be_listed_is_a_failure_and_not_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("unlisted", UnlistedFileSystem, clobber=True)
+    store = Store(f"unlisted://{uuid.uuid4().hex}")
+    keys = ["log/00000001", "log/00000002.partial/1-0", "state/policy/00000001/1.1/0"]
+    for key in keys:
+        store.put(key, b"x")
+    assert store.list() == keys
+    monkeypatch.setattr(UnlistedFileSystem, "fails", True)
+    with pytest.raises(OSError, match="no answer"):
+        store.list("log")
+    assert store.list("state") == keys[2:]
 
 
 class LookThenWriteFileSystem(MemoryFileSystem):

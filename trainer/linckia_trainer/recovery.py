@@ -126,6 +126,9 @@ def restore(run: "Run", group: ActorGroup) -> int:
     if agree and at == run.log.head():
         return int(at)
     refs = saved_states(run, group)
+    for ref in refs:
+        if ref.invalid is not None:
+            run.warn(f"{group.name}: {ref.key} in {ref.tier} is left out: {ref.invalid}")
     while (choice := choose(run, group, refs)) is not None:
         if agree and choice.step <= at:
             return int(at)

@@ -125,6 +125,8 @@ class ModelMember(Member):
         assert self.saver is not None
         with self.saver.extracted(choice.refs[self.identity.rank]) as folder:
             self.progress.tick("restore")
+            if folder is None:
+                return
             self.load_state(folder)
         self.applied_step, self.log_hash, self.dirty, self.last_metrics = choice.step, choice.log_hash, False, {}
 

@@ -94,27 +94,34 @@ class Saver:
         return [state for state in states if state.rank == self.identity.rank]
 
     @contextlib.contextmanager
-    def extracted(self, ref: StateRef) -> Iterator[Path]:
-        """The checkpoint files of a state in a folder that DeepSpeed can load; every byte checked first."""
+    def extracted(self, ref: StateRef) -> Iterator[Path | None]:
+        """The checkpoint files of a state in a folder that DeepSpeed can load; every byte checked first. Collective.
+
+        Loading is one collective too: if a rank cannot read its state it raises, and the others get None, load nothing and
+        say nothing, so that the group's error is that rank's.
+        """
         shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         with tempfile.TemporaryDirectory(prefix="linckia-restore-", dir=shared_memory) as folder:
-            _, files = state_format.read_state(self.tiers[ref.tier].store, ref.key)
-            target = Path(folder, CHECKPOINT_TAG)
-            target.mkdir()
-            state_format.extract(files, target)
-            yield Path(folder)
+            problem: Exception | None = None
+            try:
+                _, files = state_format.read_state(self.tiers[ref.tier].store, ref.key)
+                target = Path(folder, CHECKPOINT_TAG)
+                target.mkdir()
+                state_format.extract(files, target)
+            except Exception as error:  # noqa: BLE001 - raised below, once the others know of it
+                problem = error
+            [anywhere] = _true_anywhere([problem is not None])
+            if problem is not None:
+                raise problem
+            yield None if anywhere else Path(folder)
 
     def release_node_memory(self) -> None:
         for state in self.node_states():
             self.tiers[NODE_MEMORY].store.delete(state.key)
 
     def _busy_anywhere(self, tiers: list[str]) -> list[str]:
-        busy = torch.tensor([float(tier in self.jobs and not self.jobs[tier].done()) for tier in tiers])
-        if dist.get_world_size() > 1:
-            on_device = busy.to("cuda" if dist.get_backend() == "nccl" else "cpu")
-            dist.all_reduce(on_device, op=dist.ReduceOp.MAX)
-            busy = on_device.cpu()
-        return [tier for tier, flag in zip(tiers, busy.tolist(), strict=True) if flag]
+        busy = _true_anywhere([tier in self.jobs and not self.jobs[tier].done() for tier in tiers])
+        return [tier for tier, flag in zip(tiers, busy, strict=True) if flag]
 
     def _serialise(self, header: StateHeader, states: dict[str, Any]) -> list[Buffer]:
         content = serialise(header, states)
@@ -139,6 +146,15 @@ class Saver:
         for state in self.node_states():
             if state.step not in keep and state.step < max(keep):
                 self.tiers[NODE_MEMORY].store.delete(state.key)
+
+
+def _true_anywhere(flags: list[bool]) -> list[bool]:
+    """Each flag: whether it is true on any rank. Collective."""
+    if dist.get_world_size() == 1:
+        return flags
+    found = torch.tensor(flags, dtype=torch.float32, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return [flag > 0 for flag in found.tolist()]
 
 
 def serialise(header: StateHeader, states: dict[str, Any]) -> list[Buffer]:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractFileSystem
+
 from linckia_trainer.log.framing import Buffer
 
 _STREAM_BYTES = 64 << 20  # larger objects are sent in parts of this size, so that they are never copied whole
@@ -80,7 +83,7 @@ class FsspecObjects:
     def scan(self, prefix: str) -> dict[str, ObjectInfo]:
         self.filesystem.invalidate_cache()
         top = f"{self._path(prefix)}/" if prefix else f"{self.root}/"
-        found = self.filesystem.find(top.rstrip("/"), detail=True)
+        found = _find(self.filesystem, top.rstrip("/"))
         skip = len(self.root) + 1
         return {name[skip:]: _info(entry) for name, entry in found.items() if name.startswith(top)}
 
@@ -134,6 +137,26 @@ class FsspecObjects:
             file.closed = True
             raise
         file.close()
+
+
+def _find(filesystem: Any, top: str) -> dict[str, dict[str, Any]]:
+    """Path -> entry of all files below ``top``. A failure is raised: fsspec's own ``find`` leaves out a folder that it could
+    not list, and a run whose records were not listed would seem to have none."""
+    kind = type(filesystem)
+    is_async = issubclass(kind, AsyncFileSystem)
+    if kind._find is not AsyncFileSystem._find if is_async else kind.find is not AbstractFileSystem.find:
+        found: dict[str, dict[str, Any]] = filesystem.find(top, detail=True)
+        return found
+    found, folders = {}, [top]
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = filesystem.ls(folder, detail=True)
+        except FileNotFoundError:
+            continue
+        folders += [one["name"] for one in entries if one["type"] == "directory" and one["name"] != folder]
+        found |= {one["name"]: one for one in entries if one["type"] != "directory"}
+    return found
 
 
 def _client_code(error: OSError) -> str:

@@ -1,0 +1,256 @@
+"""Faults that are no crash, struck in one live run: a full disk, damaged states, slow and failing storage, no memory.
+
+The run directory is on a filesystem that is unsteady when it is told to, the states in node memory on a small disk.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from faults import unsteady
+from faults.live import (
+    Live,
+    View,
+    assert_equal_runs,
+    await_nothing_left,
+    note_strikes,
+    pid_of,
+    recoveries,
+    stands,
+    started,
+)
+
+from linckia.faults import inject
+from linckia_trainer.log.process import start_time
+
+HEALED_SECONDS = 120
+DISK = "96m"  # room for every state in node memory, and soon full
+WATCHED = {"watch_seconds": 1}
+FAILS_SECONDS = 4
+
+
+@dataclass
+class Struck:
+    """What was struck and the witnesses that it was. ``losses``: (group, stage, generation) of groups that had to heal."""
+
+    place: Path
+    seen: dict[str, Any] = field(default_factory=dict)
+    losses: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="module")
+def struck(work: Path, golden: Path) -> Iterator[Struck]:
+    place = work / "storage"
+    unsteady.install(work / "plugins")
+    with pytest.MonkeyPatch.context() as patch, small_disk(work / "small_disk"):
+        patch.setenv("PYTHONPATH", f"{work / 'plugins'}:{os.environ.get('PYTHONPATH', '')}")
+        live = started(
+            work,
+            "storage",
+            run={"steps": 40, "dir": f"unsteady://{place}/runs/storage"},
+            storage={
+                "options": {"switch": str(place / "weather.json")},
+                "node_memory_dir": str(work / "small_disk"),
+                "spool_seconds": 5,
+            },
+            recovery=WATCHED,
+        )
+        found = Struck(place)
+        try:
+            fill_disk(live, found, work / "small_disk")
+            damage(live, found, work / "small_disk", "policy", inject.corrupt_state)
+            damage(live, found, work / "small_disk", "critic", inject.truncate_state)
+            slow_storage(live, found)
+            failing_storage(live, found)
+            flaky_storage(live, found)
+            take_memory(live, found, "critic")
+            assert live.finish() == 0, live.said()
+            for fault, loss in found.losses.items():
+                note_strikes(fault, place, [loss])
+            yield found
+        finally:
+            live.kill()
+
+
+def fill_disk(live: Live, struck: Struck, disk: Path) -> None:
+    view = live.await_view(lambda view: view["log_head"] >= 2, "two steps")
+    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    struck.seen["bytes_free"] = psutil.disk_usage(str(disk)).free
+    warned = "was not written to node_memory"
+    view = live.await_view(lambda view: any(warned in one for one in view["warnings"]), "a full disk said")
+    struck.warnings += view["warnings"]
+    full = view["log_head"]
+    struck.seen["newest_while_full"] = newest_saved(view)
+    live.await_view(lambda view: view["log_head"] >= full + 2, "steps while the disk is full")
+    (disk / "filler").unlink()
+    view = live.await_view(lambda view: newest_saved(view) > full + 2, "states saved again")
+    struck.seen["newest_after"] = newest_saved(view)
+
+
+def damage(live: Live, struck: Struck, disk: Path, group: str, fault: Any) -> None:
+    """Damage the newest state in node memory of rank 0, then kill it (the fault does both)."""
+    live.hold(True)
+    view = live.await_view(
+        lambda view: view["stage"] == "score" and stands(view, group) and newest_saved(view) == view["log_head"],
+        f"{group} saved and held",
+    )
+    [folder] = [path for path in disk.iterdir() if path.is_dir()]
+    pid, generation = pid_of(view, group), view["groups"][group]["generation"]
+    aim = inject.Aim(group, 0, pid, start_time(pid), generation, states=(folder,))
+    [path] = inject.newest_states(aim)
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    fault(aim)
+    struck.seen[fault.__name__] = {
+        "key": path.relative_to(folder).as_posix(),
+        "changed": hashlib.sha256(path.read_bytes()).hexdigest() != before,
+        "gone": start_time(pid) is None,
+        "step": int(path.parts[-3]),
+    }
+    struck.losses[fault.__name__.replace("_", " ")] = (group, "score", generation)
+    live.hold(False)
+    healed = live.await_view(
+        lambda view: view["groups"][group]["generation"] > generation and stands(view, group),
+        f"{group} healed",
+        HEALED_SECONDS,
+    )
+    struck.warnings += healed["warnings"]
+
+
+def newest_saved(view: View) -> int:
+    """The newest step of which every rank of policy and critic has a state in node memory."""
+    members = [one for group in ("policy", "critic") for one in view["groups"][group]["members"]]
+    return min((one["saved"].get("node_memory", -1) for one in members), default=-1)
+
+
+def weather(live: Live, **wanted: Any) -> None:
+    file = live.place / "weather.json"
+    aside = live.place / "weather.new"
+    aside.write_text(json.dumps({"slow": 0, "fail": "", "below": ["log", "state"], **wanted}))
+    aside.replace(file)
+
+
+def witnesses(live: Live) -> list[str]:
+    file = live.place / "struck.txt"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def slow_storage(live: Live, struck: Struck) -> None:
+    weather(live, slow=0.5)
+    head = live.await_view(lambda view: view["groups"] != {}, "a look")["log_head"]
+    live.await_view(lambda view: view["log_head"] >= head + 2, "steps on slow storage")
+    struck.seen["slowed"] = witnesses(live)
+
+
+def failing_storage(live: Live, struck: Struck) -> None:
+    """All that has to do with log and states fails for some seconds, from a commit on."""
+    before = len(witnesses(live))
+    weather(live, fail="all", slow=0)
+    view = live.await_view(lambda view: any("it is asked again" in one for one in view["warnings"]), "failures said")
+    struck.warnings += view["warnings"]
+    head = view["log_head"]
+    with contextlib.suppress(AssertionError):  # nothing is awaited: the storage fails that long
+        live.await_view(lambda view: view["log_head"] > head + 1, "no step", FAILS_SECONDS)
+    struck.seen["failed"] = witnesses(live)[before:]
+    (live.place / "weather.json").unlink()
+    live.await_view(lambda view: view["log_head"] > head + 1, "steps on the storage that is back")
+
+
+def flaky_storage(live: Live, struck: Struck) -> None:
+    before = len(witnesses(live))
+    weather(live, fail="some")
+    head = live.await_view(lambda view: view["groups"] != {}, "a look")["log_head"]
+    live.await_view(lambda view: view["log_head"] >= head + 4, "steps on storage that fails now and then")
+    struck.seen["flaky"] = witnesses(live)[before:]
+    (live.place / "weather.json").unlink()
+
+
+def take_memory(live: Live, struck: Struck, group: str) -> None:
+    """No further memory for a member: whatever it asks for next is refused."""
+    view = live.await_view(lambda view: view["stage"] == "generate" and stands(view, group), f"{group} stands")
+    pid, generation = pid_of(view, group), view["groups"][group]["generation"]
+    _, most = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, (psutil.Process(pid).memory_info().rss, most))
+    struck.seen["memory"] = (resource.prlimit(pid, resource.RLIMIT_AS)[0], psutil.Process(pid).memory_info().vms)
+    live.await_view(
+        lambda view: view["groups"][group]["generation"] > generation and stands(view, group),
+        f"{group} healed",
+        HEALED_SECONDS,
+    )
+    [stage] = [
+        one["stage"] for one in recoveries(live.place) if (one["group"], one["generation_lost"]) == (group, generation)
+    ]
+    struck.losses["no memory"] = (group, stage, generation)
+
+
+def recovery_of(struck: Struck, fault: str) -> dict[str, Any]:
+    group, _, generation = struck.losses[fault]
+    [found] = [one for one in recoveries(struck.place) if (one["group"], one["generation_lost"]) == (group, generation)]
+    return found
+
+
+def test_a_full_disk_is_said_and_the_run_saves_again_when_there_is_room(struck: Struck) -> None:
+    assert struck.seen["bytes_free"] == 0
+    assert any("no space left" in one for one in struck.warnings)
+    assert struck.seen["newest_after"] > struck.seen["newest_while_full"]
+
+
+@pytest.mark.parametrize("fault", ["corrupt_state", "truncate_state"])
+def test_a_damaged_state_is_refused_and_said_and_an_older_one_is_replayed_from(struck: Struck, fault: str) -> None:
+    seen = struck.seen[fault]
+    assert seen["changed"]
+    assert seen["gone"]
+    assert any(seen["key"] in one for one in struck.warnings)
+    # Without damage there is no record to replay: the newest state is that of the head.
+    assert recovery_of(struck, fault.replace("_", " "))["seconds"]["replay"] > 0.1
+
+
+def test_slow_storage_ends_nothing(struck: Struck) -> None:
+    slowed = struck.seen["slowed"]
+    assert any(one.startswith("slowed write") and "/log/" in one for one in slowed)
+    assert any(one.startswith("slowed write") and "/state/" in one for one in slowed)
+
+
+@pytest.mark.parametrize("kind", ["failed", "flaky"])
+def test_failing_storage_is_asked_again(struck: Struck, kind: str) -> None:
+    failed = [one for one in struck.seen[kind] if one.startswith("failed")]
+    assert any("write" in one and "/log/" in one for one in failed)
+    assert any("it is asked again for up to 300 s" in one for one in struck.warnings)
+
+
+def test_a_member_without_memory_is_lost_and_healed(struck: Struck) -> None:
+    limit, used = struck.seen["memory"]
+    assert limit < used
+    found = recovery_of(struck, "no memory")
+    assert found["kind"] in ("death", "exception")
+    assert any(word in found["cause"].lower() for word in ("memory", "alloc", "died"))
+
+
+def test_the_run_ends_with_the_golden_bits(golden: Path, struck: Struck) -> None:
+    assert_equal_runs(struck.place, golden)
+    assert sorted((one["group"], one["generation_lost"]) for one in recoveries(struck.place)) == sorted(
+        (group, generation) for group, _, generation in struck.losses.values()
+    )
+    assert [path.name for path in (struck.place / "runs/storage/attempts").glob("*") if path.suffix == ""] == ["1"]
+    await_nothing_left(struck.place)
