@@ -20,6 +20,16 @@ FAULTS = {
     "hang": "SIGSTOP of one member: it lives and does nothing",
     "node loss": "all processes of one node killed at once",
 }
+# Struck where they bite, not in every stage and role: the rows are what was struck.
+ELSEWHERE = {
+    "full disk": "no space left in node memory while a state is saved",
+    "corrupt state": "a byte of the newest state in node memory changed, then SIGKILL",
+    "truncate state": "the newest state in node memory cut in half, then SIGKILL",
+    "slow storage": "each access to log and states takes half a second longer",
+    "failing storage": "every access to log and states fails for some seconds",
+    "flaky storage": "every third access to log and states fails, writes after they were done",
+    "no memory": "a member gets no further memory (RLIMIT_AS)",
+}
 CANNOT = {
     "record": "no member is called in this stage: a member that is lost then is found when the next stage calls it",
 }
@@ -51,10 +61,18 @@ def table(rows: list[dict[str, Any]], commit: str) -> str:
         for stage in STAGES:
             for role in ROLES:
                 lines.append(f"| {words} | {stage} | {role} | {outcome(found.get((fault, stage, role), []), stage)} |")
+    for fault, words in ELSEWHERE.items():
+        places = [(stage, role) for known, stage, role in found if known == fault]
+        for stage, role in places:
+            lines.append(f"| {words} | {stage} | {role} | {outcome(found[fault, stage, role], stage)} |")
+        if not places:
+            lines.append(f"| {words} | | | not run | |")
     return "\n".join(lines) + "\n"
 
 
 def outcome(struck: list[dict[str, Any]], stage: str) -> str:
+    if struck and not any(row["seconds"] for row in struck):
+        return f"nobody was lost, the run went on (n = {len(struck)}) | "
     if struck:
         total = statistics.median(row["seconds_total"] for row in struck)
         parts = {part: statistics.median(row["seconds"].get(part, 0.0) for row in struck) for part in PARTS}

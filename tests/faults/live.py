@@ -140,7 +140,10 @@ def recoveries(place: Path) -> list[dict[str, Any]]:
 
 
 def note_strikes(fault: str, place: Path, strikes: list[tuple[str, str, int]]) -> None:
-    """Write down what was struck, (group, stage, generation) each, and what it cost: ``make faults`` makes a table of it."""
+    """Write down what was struck, (group, stage, generation) each, and what it cost: ``make faults`` makes a table of it.
+
+    Generation 0: nobody was lost.
+    """
     costs = {(one["group"], one["generation_lost"]): one for one in recoveries(place)}
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
@@ -149,7 +152,7 @@ def note_strikes(fault: str, place: Path, strikes: list[tuple[str, str, int]]) -
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "strikes.jsonl").open("a") as file:
         for group, stage, generation in strikes:
-            cost = costs[group, generation]
+            cost = costs[group, generation] if generation else {"seconds": {}, "seconds_total": 0.0}
             row = {"commit": commit, "fault": fault, "stage": stage, "role": role_of(group), "group": group}
             row |= {"seconds": cost["seconds"], "seconds_total": cost["seconds_total"]}
             file.write(json.dumps(row) + "\n")

@@ -36,6 +36,10 @@ HEALED_SECONDS = 120
 DISK = "96m"  # room for every state in node memory, and soon full
 WATCHED = {"watch_seconds": 1}
 FAILS_SECONDS = 4
+# Faults that nobody is lost by: where they bite first.
+STORAGE = {"full disk": ("policy", "save", 0)} | {
+    f"{kind} storage": ("policy", "record", 0) for kind in ("slow", "failing", "flaky")
+}
 
 
 @dataclass
@@ -85,7 +89,7 @@ def struck(work: Path, golden: Path) -> Iterator[Struck]:
             flaky_storage(live, found)
             take_memory(live, found, "critic")
             assert live.finish() == 0, live.said()
-            for fault, loss in found.losses.items():
+            for fault, loss in {**STORAGE, **found.losses}.items():
                 note_strikes(fault, place, [loss])
             yield found
         finally:
