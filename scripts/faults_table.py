@@ -28,6 +28,7 @@ ELSEWHERE = {
     "slow storage": "each access to log and states takes half a second longer",
     "failing storage": "every access to log and states fails for some seconds",
     "flaky storage": "every third access to log and states fails, writes after they were done",
+    "straggler": "one rank runs a tenth of the time for some seconds",
     "no memory": "a member gets no further memory (RLIMIT_AS)",
 }
 CANNOT = {
