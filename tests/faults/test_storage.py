@@ -21,6 +21,7 @@ import psutil
 import pytest
 from faults import unsteady
 from faults.live import (
+    STEPS,
     Live,
     View,
     assert_equal_runs,
@@ -75,7 +76,7 @@ def struck(work: Path, golden: Path) -> Iterator[Struck]:
         live = started(
             work,
             "storage",
-            run={"steps": 40, "dir": f"unsteady://{place}/runs/storage"},
+            run={"steps": STEPS, "dir": f"unsteady://{place}/runs/storage"},
             storage={
                 "options": {"switch": str(place / "weather.json")},
                 "node_memory_dir": str(work / "small_disk"),
