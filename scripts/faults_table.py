@@ -25,7 +25,7 @@ ELSEWHERE = {
     "full disk": "no space left in node memory while a state is saved",
     "corrupt state": "a byte of the newest state in node memory changed, then SIGKILL",
     "truncate state": "the newest state in node memory cut in half, then SIGKILL",
-    "slow storage": "each access to log and states takes half a second longer",
+    "slow storage": "each access to log and states takes tenths of a second longer",
     "failing storage": "every access to log and states fails for some seconds",
     "flaky storage": "every third access to log and states fails, writes after they were done",
     "straggler": "one rank runs a tenth of the time for some seconds",

@@ -95,15 +95,16 @@ def struck(work: Path, golden: Path) -> Iterator[Struck]:
             slow_rank(live, found)
             take_memory(live, found, "critic")
             assert live.finish() == 0, live.said()
-            for fault, loss in {**STORAGE, **found.losses}.items():
-                note_strikes(fault, place, [loss])
+            for fault, (group, stage, generation) in {**STORAGE, **found.losses}.items():
+                where = recovery_of(found, fault)["stage"] if generation else stage
+                note_strikes(fault, place, [(group, where, generation)])
             yield found
         finally:
             live.kill()
 
 
 def fill_disk(live: Live, struck: Struck, disk: Path) -> None:
-    live.await_view(lambda view: view["log_head"] >= 2, "two steps")
+    live.await_view(lambda view: view["step"] > 2 and "log_head" in view, "two steps")
     free = []
 
     def said(view: View) -> bool:
@@ -172,10 +173,17 @@ def witnesses(live: Live) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
+def written(lines: list[str], what: str, folder: str) -> bool:
+    """Whether a write below ``folder`` was "slowed", or "failed"."""
+    return any(line.startswith(f"{what} write") and f"/{folder}/" in line for line in lines)
+
+
 def slow_storage(live: Live, struck: Struck) -> None:
-    weather(live, slow=0.5)
+    weather(live, slow=0.3)
     head = live.await_view(lambda view: view["groups"] != {}, "a look")["log_head"]
-    live.await_view(lambda view: view["log_head"] >= head + 2, "steps on slow storage")
+    live.await_view(
+        lambda view: view["log_head"] >= head + 2 and written(witnesses(live), "slowed", "state"), "slow states"
+    )
     struck.seen["slowed"] = witnesses(live)
 
 
@@ -197,7 +205,10 @@ def flaky_storage(live: Live, struck: Struck) -> None:
     before = len(witnesses(live))
     weather(live, fail="some")
     head = live.await_view(lambda view: view["groups"] != {}, "a look")["log_head"]
-    live.await_view(lambda view: view["log_head"] >= head + 4, "steps on storage that fails now and then")
+    live.await_view(
+        lambda view: view["log_head"] >= head + 3 and written(witnesses(live)[before:], "failed", "log"),
+        "flaky commits",
+    )
     struck.seen["flaky"] = witnesses(live)[before:]
     (live.place / "weather.json").unlink()
 
@@ -230,10 +241,7 @@ def take_memory(live: Live, struck: Struck, group: str) -> None:
         f"{group} healed",
         HEALED_SECONDS,
     )
-    [stage] = [
-        one["stage"] for one in recoveries(live.place) if (one["group"], one["generation_lost"]) == (group, generation)
-    ]
-    struck.losses["no memory"] = (group, stage, generation)
+    struck.losses["no memory"] = (group, "update", generation)
 
 
 def recovery_of(struck: Struck, fault: str) -> dict[str, Any]:
@@ -259,15 +267,13 @@ def test_a_damaged_state_is_refused_and_said_and_an_older_one_is_replayed_from(s
 
 
 def test_slow_storage_ends_nothing(struck: Struck) -> None:
-    slowed = struck.seen["slowed"]
-    assert any(one.startswith("slowed write") and "/log/" in one for one in slowed)
-    assert any(one.startswith("slowed write") and "/state/" in one for one in slowed)
+    assert written(struck.seen["slowed"], "slowed", "log")
+    assert written(struck.seen["slowed"], "slowed", "state")
 
 
 @pytest.mark.parametrize("kind", ["failed", "flaky"])
 def test_failing_storage_is_asked_again(struck: Struck, kind: str) -> None:
-    failed = [one for one in struck.seen[kind] if one.startswith("failed")]
-    assert any("write" in one and "/log/" in one for one in failed)
+    assert written(struck.seen[kind], "failed", "log")
     assert any("it is asked again for up to 300 s" in one for one in struck.warnings)
 
 
