@@ -1,5 +1,9 @@
 """A controller that was stopped and replaced goes on where it stood: what of it can still land, and what it may not do."""
 
+import io
+import os
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +13,8 @@ from unit.log_builders import ORIGIN, local_store, make_log, payload
 
 from linckia.api.config import RunConfig
 from linckia.api.errors import FencedError
-from linckia_trainer.attempt import describe_failure
+from linckia.api.plan import Plan
+from linckia_trainer.attempt import describe_failure, watching_for_newer
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.groups.group import ActorGroup
 from linckia_trainer.groups.placement import Placed
@@ -17,7 +22,7 @@ from linckia_trainer.groups.replace import Parts, Site, replace
 from linckia_trainer.log import attempts
 from linckia_trainer.log.chain import RunLog, record_key
 from linckia_trainer.log.store import Store
-from linckia_trainer.start import Standing
+from linckia_trainer.start import Standing, start_groups
 
 
 class StoppedStore(Store):
@@ -43,33 +48,6 @@ def stopped_in_commit(store: Store, step: int, meanwhile: Callable[[], Any]) -> 
     log = RunLog(held, ORIGIN)
     held.meanwhile = meanwhile
     return log.commit(step, payload(step, variant=7), attempt=1)
-
-
-def test_a_put_in_flight_that_lands_first_is_the_steps_record_for_both(store: Store) -> None:
-    make_log(store, 2)
-    newer = RunLog(store, ORIGIN)
-    record = stopped_in_commit(store, 3, lambda: attempts.claim(store, {}, takeover=True))
-    followed = newer.commit(3, payload(3), attempt=2)  # made from experience of its own, which is dropped
-    assert followed.log_hash == record.log_hash
-    assert newer.commit(4, payload(4), attempt=2).previous == record.log_hash
-    reopened = RunLog(store, None)
-    assert (reopened.head(), reopened.verify(0, deep=True)) == (4, [])
-
-
-@pytest.mark.parametrize("further", [0, 1, 5])
-def test_a_put_that_comes_too_late_changes_nothing(store: Store, further: int) -> None:
-    make_log(store, 2)
-    newer = RunLog(store, ORIGIN)
-
-    def go_on() -> None:
-        for step in range(3, 4 + further):
-            newer.commit(step, payload(step), attempt=2)
-
-    record = stopped_in_commit(store, 3, go_on)
-    assert record.log_hash == newer.log_hash(3)
-    reopened = RunLog(store, ORIGIN)
-    assert (reopened.head(), reopened.verify(0, deep=True)) == (3 + further, [])
-    assert reopened.log_hash(3 + further) == newer.log_hash(3 + further)
 
 
 def test_a_record_put_where_one_was_pruned_meanwhile_is_no_part_of_the_run(store: Store) -> None:
@@ -112,6 +90,66 @@ def replaced_site(store: Store) -> Site:
 def test_it_replaces_no_group(store: Store) -> None:
     with pytest.raises(FencedError, match="attempt 1 was replaced"):
         replace(replaced_site(store), cast(ActorGroup, Untouchable()), Parts(), lambda group: None)
+
+
+def test_it_clears_nothing_away_for_a_start_of_its_own(store: Store) -> None:
+    site = replaced_site(store)
+    with pytest.raises(FencedError, match="attempt 1 was replaced"):
+        start_groups(site.config, cast(Plan, Untouchable()), store, 1, ORIGIN, lambda text: None)
+
+
+class ClosedOutput:
+    def write(self, text: str) -> int:
+        raise BrokenPipeError("nobody reads")
+
+    def flush(self) -> None:
+        raise BrokenPipeError("nobody reads")
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Waits for the exit of this process, which is none here, and says its code. Nobody comes back from it."""
+    codes: list[int] = []
+    left = threading.Event()
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        left.set()
+        threading.Event().wait()
+
+    def first_code() -> int:
+        assert left.wait(10)
+        return codes[0]
+
+    monkeypatch.setattr(os, "_exit", leave)
+    return first_code
+
+
+@pytest.mark.parametrize("output", [io.StringIO(), ClosedOutput()])
+def test_it_exits_as_replaced_even_if_nobody_can_be_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch, exits: Callable[[], int], output: Any
+) -> None:
+    replaced_site(store)
+    monkeypatch.setattr(sys, "stdout", output)
+    with watching_for_newer(store, 1):
+        assert exits() == 4
+
+
+def test_a_storage_that_fails_oddly_does_not_end_the_watch(
+    store: Store, monkeypatch: pytest.MonkeyPatch, exits: Callable[[], int]
+) -> None:
+    asked: list[int] = []
+
+    def superseded(store: Store, attempt: int) -> bool:
+        asked.append(attempt)
+        if len(asked) == 1:
+            raise RuntimeError("a client's own error")
+        return True
+
+    monkeypatch.setattr(attempts, "superseded", superseded)
+    monkeypatch.setattr(attempts, "SIGN_SECONDS", 0.0)
+    with watching_for_newer(store, 1):
+        assert exits() == 4
 
 
 def test_it_removes_nothing_at_its_end(store: Store) -> None:

@@ -164,6 +164,9 @@ def interrupted_by_sigterm() -> Iterator[None]:
     """Until the loop begins SIGTERM interrupts as Ctrl-C does; Ray's own handler would end the process as failed."""
 
     def interrupt(number: int, frame: Any) -> None:
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # said once or twice (to a process group, and by a supervisor) is the same
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
@@ -208,10 +211,11 @@ def watching_for_newer(store: Store, attempt: int) -> Iterator[None]:
                 superseded = attempts.superseded(store, attempt)
                 if not superseded:
                     attempts.give_sign(store, attempt)
-            except (OSError, UserError):
+            except Exception:  # noqa: BLE001 - whatever the storage says, this watch goes on
                 superseded = False  # a storage that does not answer says nothing about other attempts
             if superseded:
-                print(f"attempt {attempt} was replaced by a newer one and exits", flush=True)
+                with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+                    print(f"attempt {attempt} was replaced by a newer one and exits", flush=True)
                 os._exit(EXIT_REPLACED)
             if done.wait(attempts.SIGN_SECONDS):
                 return

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from linckia.api.config import RunConfig
-from linckia.api.errors import UserError
+from linckia.api.errors import FencedError, UserError
 from linckia.api.names import NAMESPACE, beacon_name
 from linckia.api.plan import Plan, plan
 from linckia_trainer.adopt import Adopted, adopt
@@ -112,6 +112,8 @@ def beacon_alive(info: attempts.AttemptInfo, run: str) -> bool:
 
 def start_groups(config: RunConfig, planned: Plan, store: Store, attempt: int, origin: str, say: Say) -> Standing:
     """The groups that stand, adopted; the others placed, started and loaded, all side by side."""
+    if attempts.superseded(store, attempt):  # what stands in the cluster is the newer one's
+        raise FencedError(f"attempt {attempt} was replaced by a newer one")
     adopted = adopt(config, planned, store, attempt, loaded_word(config, origin))
     if adopted is None:
         say(f"placing {len(planned.groups)} groups")
