@@ -1,5 +1,6 @@
 """Adoption on a real cluster: the next attempt works on with the members that the killed one left."""
 
+import json
 import os
 import signal
 import subprocess
@@ -83,8 +84,8 @@ def test_groups_that_stand_are_taken_over_and_the_rest_is_killed(left_behind: Pa
     before = pids(second.groups)
     assert {pid for ranks in before.values() for pid in ranks} <= {one["pid"] for one in listed}
     # What waited for a place is no group of ours, and gone.
-    assert {name for name, _ in leftovers.standing_members(abandoned.RUN)} == names
-    assert len(placement.standing_groups(abandoned.RUN)) == len(planned.placement_groups)
+    light.await_true(lambda: {name for name, _ in leftovers.standing_members(abandoned.RUN)} == names)
+    light.await_true(lambda: len(placement.standing_groups(abandoned.RUN)) == len(planned.placement_groups))
 
     # One rank of two dies with its controller: the group goes, its places stay, the others work on.
     os.kill(before["policy"][1], signal.SIGKILL)
@@ -103,7 +104,7 @@ def test_groups_that_stand_are_taken_over_and_the_rest_is_killed(left_behind: Pa
     # Another config or origin would have loaded something else: nothing of it is used, and nothing is left.
     assert adopt.adopt(config, planned, store, 4, "another word") is None
     light.await_true(lambda: not any(still_runs(one) for one in listed))
-    assert placement.standing_groups(abandoned.RUN) == []
+    light.await_true(lambda: placement.standing_groups(abandoned.RUN) == [])
 
 
 def launch(work: Path, name: str, address: str) -> subprocess.Popen[bytes]:
@@ -132,12 +133,11 @@ def await_step(work: Path, name: str, process: subprocess.Popen[bytes], step: in
     raise AssertionError(f"{name} never came to step {step}")
 
 
-def members_of(work: Path, name: str) -> dict[str, list[int]]:
-    """Every generation that was ever listed, with its pids."""
-    folder = work / name / "runs" / name / "generations"
-    store = Store(str(folder.parent))
-    return {key: sorted(one["pid"] for one in leftovers.json.loads(store.get(key)))
-            for key in store.list("generations") if key.endswith(".pids")}  # fmt: skip
+def members_of(work: Path, name: str) -> dict[str, int]:
+    """Every generation that was ever listed, with the pid of its rank 0."""
+    store = Store(str(work / name / "runs" / name))
+    listed = [key for key in store.list("generations") if key.endswith(".pids")]
+    return {key: json.loads(store.get(key))[0]["pid"] for key in listed}
 
 
 def test_a_killed_controller_s_run_goes_on_with_the_same_members(cluster: Cluster, tmp_path: Path) -> None:
@@ -154,10 +154,8 @@ def test_a_killed_controller_s_run_goes_on_with_the_same_members(cluster: Cluste
     print(f"back after {time.monotonic() - began:.1f} s")
     assert view["attempt"] == 2
     assert {one["generation"] for one in view["groups"].values()} == {1}
-    assert members_of(tmp_path, "killed").keys() == before.keys()
     assert second.wait(timeout=START_SECONDS) == 0, (tmp_path / "killed.txt").read_text()[-3000:]
-    after = members_of(tmp_path, "killed")
-    assert {key: pids[:1] for key, pids in after.items()} == {key: pids[:1] for key, pids in before.items()}
+    assert members_of(tmp_path, "killed") == before
 
     golden = launch(tmp_path, "golden", cluster.address)
     assert golden.wait(timeout=START_SECONDS) == 0, (tmp_path / "golden.txt").read_text()[-3000:]

@@ -65,7 +65,7 @@ class Keeper:
                 while self.unheard >= self.config.recovery.orphan_timeout:
                     try:
                         self._clear()
-                        ray.kill(ray.get_runtime_context().current_actor)
+                        ray.kill(ray.get_actor(keeper_name(self.config.run.name), namespace=NAMESPACE))
                     except Exception as error:  # noqa: BLE001 - nobody else would free the devices: go on trying
                         print(f"the run cannot be cleared away: {error}", flush=True)
                     time.sleep(interval)
