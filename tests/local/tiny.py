@@ -12,12 +12,19 @@ import time
 from pathlib import Path
 
 HOLD = Path(__file__).with_name("hold")
+HUNGRY = Path(__file__).with_name("hungry")
 
 
 def reward(prompts, answers, examples):
-    """The share of characters in place; a pure function of the answer. Waits while the file ``hold`` lies beside it."""
+    """The share of characters in place; a pure function of the answer. Waits while the file ``hold`` lies beside it.
+
+    For the file ``hungry`` it once asks for 2 GB, untouched, and gives them back if it gets them.
+    """
     while HOLD.exists():
         time.sleep(0.01)
+    if HUNGRY.exists():
+        HUNGRY.unlink()
+        [bytearray(1 << 24) for _ in range(128)]
     wanted = ["".join(sorted(prompt[5:8])) for prompt in prompts]
     return [
         {"digits": sum(a == b for a, b in zip(answer, want)) / 3, "exact": float(answer == want)}

@@ -10,6 +10,7 @@ import pytest
 from linckia.api.config import ReasoningGym
 from linckia.api.errors import UserError
 from linckia_trainer.experience.rewards import RewardError, load_function, score, verifier
+from linckia_trainer.groups.failure import lost
 
 PROMPTS, ANSWERS, EXAMPLES = ["ask a", "ask b", "ask c"], ["1", "2", "3"], [{}, {}, {}]
 KEYS = [(7, 0), (7, 1), (8, 0)]
@@ -58,6 +59,21 @@ def test_failures_name_the_sample(function: Callable[..., Any], words: list[str]
     for word in words:
         assert word in str(caught.value), str(caught.value)
     assert caught.value.next_step
+
+
+def test_no_memory_is_not_a_mistake_in_the_function() -> None:
+    calls = []
+
+    def hungry(prompts: Any, answers: Any, examples: Any) -> Any:
+        calls.append(len(answers))
+        raise MemoryError
+
+    with pytest.raises(MemoryError) as caught:
+        run(hungry)
+    assert calls == [3]  # it is not called again to find a culprit
+    loss = lost("reward", 1, caught.value)
+    assert loss is not None
+    assert (loss.kind, loss.cause) == ("exception", "MemoryError: MemoryError")
 
 
 def test_a_weight_without_a_part_is_named() -> None:

@@ -152,6 +152,8 @@ class _Samples:
     def call(self) -> list[Any]:
         try:
             values = self.function(self.prompts, self.answers, self.examples)
+        except MemoryError:
+            raise  # the member's need, whoever asked for the last bytes: it is lost, and one with memory takes its place
         except Exception as error:
             culprit, error = self._culprit(error)
             frame = _user_frame(error.__traceback__)
