@@ -223,10 +223,8 @@ class Healer:
             job.done.set_exception(error)
 
     def _refuse_if_replaced(self) -> None:
-        """FencedError if a newer attempt was claimed: what looks lost is in its hands."""
-        with contextlib.suppress(
-            OSError, UserError
-        ):  # a storage that does not answer says nothing about other attempts
+        """FencedError if a newer attempt was claimed: what looks lost is in its hands. No answer says nothing."""
+        with contextlib.suppress(OSError, UserError):
             if attempts.superseded(self.notes, self.run.attempt):
                 raise FencedError(f"attempt {self.run.attempt} was replaced by a newer one")
 
