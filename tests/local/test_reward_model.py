@@ -44,7 +44,7 @@ def config(tmp_path: Path, model: Path, batch_size: int) -> Path:
 
 
 def member(tmp_path: Path, model: Path, batch_size: int) -> RewardMember:
-    found = RewardMember(Identity("run", "reward", 1, 0, 1, 1), "cpu", 1, 900.0)
+    found = RewardMember(Identity("run", "reward", 1, 0, 1, 1), "cpu", 1, float("inf"))
     found.load(load_config(config(tmp_path, model, batch_size)))
     return found
 

@@ -53,7 +53,7 @@ class Served:
             [f"rollout.bucket_bytes={BUCKET_BYTES}"],
         )
         self.model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
-        self.member = RolloutMember(Identity("t", "rollout-0", 1, 0, 1, 1), "cpu", 1, 3600.0)
+        self.member = RolloutMember(Identity("t", "rollout-0", 1, 0, 1, 1), "cpu", 1, float("inf"))
         self.member.load(config)
         self.weights = dict(self.model.named_parameters())
         layout = [Parameter(name, tuple(one.shape), "float32") for name, one in self.weights.items()]

@@ -48,7 +48,7 @@ def member(monkeypatch: pytest.MonkeyPatch) -> RolloutMember:
     parameters.RequestOutputKind = type("Kind", (), {"FINAL_ONLY": 0})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", parameters)
-    found = RolloutMember(Identity("run", "rollout-0", 1, 0, 1, 1), "cpu", 1, 900.0)
+    found = RolloutMember(Identity("run", "rollout-0", 1, 0, 1, 1), "cpu", 1, float("inf"))
     found.config, found.version, found.engine = run_config({}), (0, 1), EndlessEngine()
     threading.Thread(target=found._drive, daemon=True).start()
     return found
