@@ -12,6 +12,7 @@ import psutil
 import pytest
 import ray
 from local import abandoned, light
+from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
 from ray.cluster_utils import Cluster
 
 from linckia.api.errors import FencedError
@@ -47,7 +48,7 @@ def cluster() -> Iterator[Cluster]:
 def client(cluster: Cluster, tmp_path: Path) -> Iterator[RayStateClient]:
     """Connected as ``--address`` does it; the state API."""
     start.connect(abandoned.config_of(str(tmp_path), ORPHAN_TIMEOUT), cluster.address)
-    with RayStateClient(f"http://{start.state_api_address()}", {}, timeout=10) as one:
+    with RayStateClient(f"http://{start.state_api_address()}", get_auth_headers_if_auth_enabled({}), timeout=10) as one:
         yield one
     ray.shutdown()
 

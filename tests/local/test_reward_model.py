@@ -16,7 +16,7 @@ from linckia.api.config import Model
 from linckia.api.errors import UserError
 from linckia.api.load import load_config
 from linckia_trainer.experience.batching import object_column
-from linckia_trainer.groups.member import Identity
+from linckia_trainer.groups.member import Identity, Progress
 from linckia_trainer.roles.language_model import load_language_model, load_value_model
 from linckia_trainer.roles.reward import RewardMember, RewardModel
 
@@ -111,7 +111,7 @@ def test_a_beginning_token_that_the_template_wrote_is_not_doubled(tmp_path: Path
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<pad> $A", special_tokens=[("<pad>", 0)])
     tokenizer.save_pretrained(folder)
     asked: list[list[int]] = []
-    found = RewardModel(load_config(config(tmp_path, folder, 1)), "cpu", 1)
+    found = RewardModel(load_config(config(tmp_path, folder, 1)), "cpu", 1, Progress())
     found._logits = lambda rows: asked.extend(rows) or np.zeros(len(rows), np.float32)  # type: ignore[method-assign,func-returns-value]
     assert found.tokenizer("1")["input_ids"][0] == found.tokenizer.bos_token_id == 0
     found.rewards(["sort 1=", "<pad>sort 1="], ["1", "1"], [{}, {}])
