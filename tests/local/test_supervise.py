@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -231,7 +232,7 @@ def test_a_stop_while_it_waits_to_start_again_is_heard() -> None:
     def say(words: str) -> None:
         said.append(words)
         if "in 50 s" in words:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # the process may have threads that take it
 
     assert keep_going(runs.command, runs.attempts, policy, say) == 0
     assert said[-1] == "supervisor: stopped; the same command goes on with the run"

@@ -86,7 +86,7 @@ class AttemptView:
 
     def stop(self) -> dict[str, Any]:
         if self.run is None:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
         else:
             self.run.stop_requested.set()
         return {"accepted": True}
@@ -160,23 +160,27 @@ def describe_failure(error: BaseException) -> tuple[str, str, Kind]:
 
 
 @contextlib.contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Until the loop begins SIGTERM interrupts as Ctrl-C does; Ray's own handler would end the process as failed."""
+def interrupted_by_signals() -> Iterator[None]:
+    """Until the loop begins SIGTERM interrupts as Ctrl-C does; Ray's own handler would end the process as failed.
+
+    So does SIGINT where a shell started us in the background and had it ignored.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
 
     def interrupt(number: int, frame: Any) -> None:
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # said once or twice (to a process group, and by a supervisor) is the same
+        for one in numbers:  # said once or twice (to a process group, and by a supervisor) is the same
+            signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from linckia_trainer import controller, recovery, start
 from linckia_trainer.attempt import (
     AttemptView,
     ending,
-    interrupted_by_sigterm,
+    interrupted_by_signals,
     stop_on_signal,
     watching,
     watching_for_newer,
@@ -130,7 +130,7 @@ def attend(ready: Ready, config_path: str, address: str | None, takeover: bool, 
     ready = replace(ready, store=store)
     try:
         planned = start.connect(config, address)
-        with interrupted_by_sigterm():
+        with interrupted_by_signals():
             server = serve(
                 control.view, control.actions(), config.control.host, config.control.port, run_token(config.run.name)
             )
