@@ -34,8 +34,8 @@ lint: env ## format check, lint, import rules, types
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
-test: lint ## lint, types and the tests; of those that strike live runs the kills (make faults has them all)
-	$(BIN)/pytest -q tests/unit tests/local tests/faults/test_kills.py
+test: lint ## lint, types and the tests; those that strike live runs are make faults
+	$(BIN)/pytest -q tests/unit tests/local
 
 unit: env ## the pure tests alone
 	$(BIN)/pytest -q tests/unit

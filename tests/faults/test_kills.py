@@ -77,7 +77,7 @@ def strike(live: Live, group: str, rank: int, stage: str, not_before: int) -> St
     pid, generation = pid_of(view, group, rank), view["groups"][group]["generation"]
     lived = start_time(pid) is not None
     os.kill(pid, signal.SIGKILL)
-    live.hold(True)
+    live.hold(role_of(group) != "rollout")  # an engine is taken back by the next generation, which must not wait
     healed = live.await_view(
         lambda view: (
             view["groups"][group]["generation"] > generation and (stands(view, group) or role_of(group) == "rollout")

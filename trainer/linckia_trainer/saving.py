@@ -30,6 +30,7 @@ def finish_saving(run: "Run") -> None:
     if not all_written(run, run.log.head()):
         save(run, run.log.head(), last=True)
     wait_until_written(run)
+    tidy(run, run.log.head())  # the last state is there only now: older ones may go
     if run.log.head() >= run.config.run.steps:  # all that lasts is in the run directory: give the memory back
         for group in run.stateful:
             healed(run, partial(group.call, "release_node_memory"), group)
