@@ -40,7 +40,7 @@ class World:
             groups=[self.policy, *self.engines], stateful=[self.policy], engines=self.engines, step=4, attempt=1,
             stage_name="update", progress=SimpleNamespace(message=self.said.append), members={}, warn=self.said.append,
         )  # fmt: skip
-        site: Any = SimpleNamespace(store=self.store, config=config)
+        site: Any = SimpleNamespace(store=self.store, config=config, attempt=1)
         self.run.healer = self.healer = Healer(self.run, site, self.catch_up)
 
     def catch_up(self, groups: list[ActorGroup], parts: Parts) -> None:

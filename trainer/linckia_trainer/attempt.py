@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from linckia_trainer.start import state_api_address
 
 ANSWER_SECONDS = 2.0  # within which a member that is well answers its control call
 EXIT_REPLACED = 4
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class AttemptView:
@@ -165,22 +166,14 @@ def interrupted_by_signals() -> Iterator[None]:
 
     So does SIGINT where a shell started us in the background and had it ignored.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM)
 
     def interrupt(number: int, frame: Any) -> None:
-        for one in numbers:  # said once or twice (to a process group, and by a supervisor) is the same
+        for one in STOPS:  # said once or twice (to a process group, and by a supervisor) is the same
             signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
+    with handling_stops(interrupt):
         yield
-        return
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -193,15 +186,22 @@ def stop_on_signal(run: Run) -> Iterator[None]:
         run.stop_requested.set()
         run.progress.message("stopping after this step; the same command goes on with the run")
 
+    with handling_stops(ask):
+        yield
+
+
+@contextlib.contextmanager
+def handling_stops(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM go to ``handler``; on the main thread alone, since no other can set one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number in STOPS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from linckia.api.errors import FencedError, UserError
 from linckia.api.names import role_of
@@ -22,9 +24,9 @@ from linckia.decide.budget import Failure, RecoveryRecord, Stop, next_restart
 from linckia_trainer.experience.batching import unshard
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.groups.fence import fence
-from linckia_trainer.groups.group import ActorGroup, Sharded
-from linckia_trainer.groups.replace import Parts, Site, replace, start_standbys
-from linckia_trainer.log import attempts, recoveries
+from linckia_trainer.groups.group import ActorGroup, Call, Sharded
+from linckia_trainer.groups.replace import Parts, Site, refuse_if_replaced, replace, start_standbys
+from linckia_trainer.log import recoveries
 from linckia_trainer.log.patience import NOTE_SECONDS, Patience
 from linckia_trainer.log.recoveries import Recovery
 from linckia_trainer.metrics.recovery import Costs
@@ -210,7 +212,7 @@ class Healer:
             fresh = loss is None
             while (loss is not None or fresh) and not self.closing.is_set():
                 fresh = False
-                self._refuse_if_replaced()
+                refuse_if_replaced(self.site)  # what looks lost is in a newer attempt's hands
                 if loss is not None:
                     with job.parts.part("wait"):
                         number = self._spend(group, job.step, job.stage, loss)
@@ -221,12 +223,6 @@ class Healer:
             if isinstance(error, UnhealableError):
                 self.unhealable = error
             job.done.set_exception(error)
-
-    def _refuse_if_replaced(self) -> None:
-        """FencedError if a newer attempt was claimed: what looks lost is in its hands. No answer says nothing."""
-        with contextlib.suppress(OSError, UserError):
-            if attempts.superseded(self.notes, self.run.attempt):
-                raise FencedError(f"attempt {self.run.attempt} was replaced by a newer one")
 
     def _fence_lost_nodes(self) -> None:
         """All that stood on a lost node is lost with it: fence and report it before anything is placed again."""
@@ -325,6 +321,17 @@ def healed(run: "Run", work: Callable[[], Result], *groups: ActorGroup) -> Resul
             run.healer.report(loss)
 
 
+def answered(
+    run: "Run", group: ActorGroup, call: Call, again: Callable[[], Call], timeout: float | None = None
+) -> list[Any]:
+    """The results of a call on its way; those of ``again()``, once it is healed, whenever the group is lost before."""
+    try:
+        return call.results(timeout)
+    except GroupLostError as loss:
+        run.healer.report(loss)
+        return healed(run, lambda: again().results(timeout), group)
+
+
 class Asked:
     """A ``call_sharded`` that is asked again, of the healed group, if the group is lost before it has answered."""
 
@@ -335,16 +342,15 @@ class Asked:
         run.healer.settle(group)
         self.call = self.ask()
 
+    @property
+    def rows(self) -> list[NDArray[np.int64]]:
+        """Which rows of the batch each slice holds: the same however often it is asked."""
+        return self.call.rows
+
     def results(self, timeout: float | None = None) -> list[Any]:
         """As ``Sharded.results``."""
-        while True:
-            try:
-                return self.call.results(timeout)
-            except GroupLostError as loss:
-                self.run.healer.report(loss)
-                self.run.healer.settle(self.group)
-                self.call = self.ask()
+        return answered(self.run, self.group, self.call, self.ask, timeout)
 
     def rows_joined(self) -> dict[str, Any]:
         """As ``Sharded.rows_joined``."""
-        return unshard(self.results(), self.call.rows)
+        return unshard(self.results(), self.rows)

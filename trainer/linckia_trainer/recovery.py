@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from linckia.api.errors import DamagedError, UserError
 from linckia_trainer import scaling
 from linckia_trainer.algorithms.step import prepare
@@ -15,7 +17,7 @@ from linckia_trainer.groups.engine_errors import NonFiniteError
 from linckia_trainer.groups.failure import GroupLostError
 from linckia_trainer.groups.group import ActorGroup, Call
 from linckia_trainer.groups.replace import Parts
-from linckia_trainer.healing import healed
+from linckia_trainer.healing import answered, healed
 from linckia_trainer.log.chain import Record
 from linckia_trainer.state.choose import Choice, newest_valid, refusals
 from linckia_trainer.state.tiers import RUN_DIRECTORY, StateRef, Tier, list_states
@@ -24,6 +26,8 @@ from linckia_trainer.weights import hybrid
 if TYPE_CHECKING:
     from linckia_trainer.run import Run
 
+
+Columns = dict[str, NDArray[Any]]
 
 # What an update reads of a record; the rest stays out of the object store.
 UPDATE_COLUMNS = (
@@ -57,7 +61,8 @@ def replay(run: "Run", applied: dict[str, int]) -> bool:
     """Apply the records that groups, by name with their applied_step, lack; False if the head had to be skipped."""
     for step in range(min(applied.values()) + 1, run.log.head() + 1):
         record = run.log.read(step)
-        calls = [start_applying(run, record, run.group(name)) for name, at in applied.items() if at < step]
+        columns = update_columns(run, record)
+        calls = [start_applying(record, columns, run.group(name)) for name, at in applied.items() if at < step]
         try:
             run.applied(record, joined([call.results()[0] for call in calls]))
         except NonFiniteError as error:
@@ -78,37 +83,40 @@ def skip(run: "Run", step: int, error: NonFiniteError) -> None:
 def apply(run: "Run", record: Record) -> dict[str, float]:
     """Every stateful group folds the record into its state; returns their metrics. Raises NonFiniteError."""
     run.healer.settle(*run.stateful)
-    calls = [(group, start_applying(run, record, group)) for group in run.stateful]
+    columns = update_columns(run, record)
+    calls = [(group, start_applying(record, columns, group)) for group in run.stateful]
     found = []
     for group, call in calls:
-        try:
-            found.append(call.results()[0])
-        except GroupLostError as loss:
-            run.healer.report(loss)
-            found.append(healed(run, partial(applied_again, run, record, group), group))
+        again = partial(apply_again, run, record, columns, group)
+        found.append(answered(run, group, call, again)[0])
     return joined(found)
 
 
-def applied_again(run: "Run", record: Record, group: ActorGroup) -> dict[str, float]:
+def apply_again(run: "Run", record: Record, columns: Columns | None, group: ActorGroup) -> Call:
     """A group that was healed stands at the head, so it has the record: it says once more what came of it."""
     if run.log.skipped(record.step):
         raise NonFiniteError(f"step {record.step} was not finite when {group.name} replayed it")
-    metrics: dict[str, float] = start_applying(run, record, group).results()[0]
-    return metrics
+    return start_applying(record, columns, group)
 
 
-def start_applying(run: "Run", record: Record, group: ActorGroup) -> Call:
-    """Send a record to a stateful group."""
+def update_columns(run: "Run", record: Record) -> Columns | None:
+    """What an update reads of a record, advantages included: the same for every group. None for a skipped step."""
+    if record.skipped:
+        return None
+    arrays = prepare(record.arrays, vars(record.header), run.config)
+    return {name: column for name, column in arrays.items() if name in UPDATE_COLUMNS}
+
+
+def start_applying(record: Record, columns: Columns | None, group: ActorGroup) -> Call:
+    """Send a record to a stateful group; ``columns`` are its ``update_columns``."""
     settings: dict[str, Any] = {
         "step": record.step,
         "previous": record.previous,
         "log_hash": record.log_hash,
         "kl_coefficient": record.header.kl_coefficient,
     }
-    if record.skipped:
+    if columns is None:
         return group.start("apply_record", None, **settings)
-    arrays = prepare(record.arrays, vars(record.header), run.config)
-    columns = {name: column for name, column in arrays.items() if name in UPDATE_COLUMNS}
     return group.call_sharded("apply_record", columns, **settings)
 
 

@@ -4,12 +4,12 @@ import shutil
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linckia.api.errors import DamagedError, UserError
-from linckia_trainer.groups.failure import GroupLostError, first_line
+from linckia_trainer.groups.failure import first_line
 from linckia_trainer.groups.group import ActorGroup, Call
-from linckia_trainer.healing import healed
+from linckia_trainer.healing import answered, healed
 from linckia_trainer.log import attempts
 from linckia_trainer.state.retention import records_to_prune, states_to_delete
 from linckia_trainer.state.tiers import NODE_MEMORY, RUN_DIRECTORY, Tier, list_states
@@ -77,7 +77,8 @@ def save(run: "Run", step: int, last: bool = False) -> None:
     run.healer.settle(*run.stateful)
     calls = {group.name: start_saving(run, group, tiers, last) for group in run.stateful}
     for group in run.stateful:
-        results = healed_save(run, group, calls[group.name], tiers, last)
+        again = partial(start_saving, run, group, tiers, last)
+        results = answered(run, group, calls[group.name], again)
         note_written(run, group, [result["written"].get(NODE_MEMORY, -1) for result in results])
         for tier in results[0]["skipped"]:
             run.warn(
@@ -102,15 +103,6 @@ def tidy(run: "Run", step: int) -> None:
 
 def start_saving(run: "Run", group: ActorGroup, tiers: list[str], last: bool) -> Call:
     return group.start("save", tiers, run.complete_states.setdefault(group.name, []), last)
-
-
-def healed_save(run: "Run", group: ActorGroup, call: Call, tiers: list[str], last: bool) -> list[dict[str, Any]]:
-    """What each rank says of its saving; asked again of the healed group if the group is lost meanwhile."""
-    try:
-        return call.results()
-    except GroupLostError as loss:
-        run.healer.report(loss)
-        return healed(run, lambda: start_saving(run, group, tiers, last).results(), group)
 
 
 def due_tiers(run: "Run", step: int, last: bool) -> list[str]:

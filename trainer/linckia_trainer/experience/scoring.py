@@ -50,5 +50,5 @@ def _score(run: "Run", columns: "Batch") -> tuple["Batch", tuple[str, ...]]:
             "raise it, or make the reward faster",
         ) from error  # fmt: skip
     names = tuple(results[0].names)
-    joined = unshard([{"rewards": one.rewards, "reward_parts": one.parts} for one in results], call.call.rows)
+    joined = unshard([{"rewards": one.rewards, "reward_parts": one.parts} for one in results], call.rows)
     return joined, names

@@ -111,8 +111,7 @@ def replace(site: Site, group: ActorGroup, parts: Parts, forming: Callable[[Acto
     Raises GroupLostError of the new generation if it is lost on the way, UserError if no place is found for it in time,
     FencedError if a newer attempt was claimed: what this one finds dead is the newer one's business.
     """
-    if replaced(site):
-        raise FencedError(f"attempt {site.attempt} was replaced by a newer one")
+    refuse_if_replaced(site)
     with parts.part("fence"):
         fence(group.members, group.processes)
     with parts.part("place"):
@@ -141,6 +140,12 @@ def replaced(site: Site) -> bool:
         return attempts.superseded(site.store.patient(Patience(NOTE_SECONDS)), site.attempt)
     except (OSError, UserError):
         return False
+
+
+def refuse_if_replaced(site: Site) -> None:
+    """FencedError if a newer attempt was claimed."""
+    if replaced(site):
+        raise FencedError(f"attempt {site.attempt} was replaced by a newer one")
 
 
 def await_members(site: Site, group: ActorGroup) -> None:
