@@ -29,8 +29,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 ROOT = Path(__file__).parent.parent
 STEPS = 4
 START_SECONDS = 300  # a worker process: Ray, models, the golden run
@@ -52,10 +50,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the summary as JSON too")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    sys.path[:0] = [str(ROOT / "tests")]  # the runs that are struck are those of the tests
     numbers = range(options.seed, options.seed + options.trials)
     seeds = [int(one) for one in options.seeds.split(",")] if options.seeds else list(numbers)
     if options.worker is not None:
-        sys.path[:0] = [str(ROOT / "tests")]
         import fault_trials_worker
 
         fault_trials_worker.work(options.worker, seeds, options.faults.split(","))
@@ -80,7 +78,6 @@ def trials(options: argparse.Namespace, seeds: list[int], folder: Path) -> Itera
     """Every trial's line, from as many worker processes as it takes."""
     deadline = time.monotonic() + 60 * options.minutes
     if options.controller:
-        sys.path[:0] = [str(ROOT / "tests")]
         import fault_trials_controller
 
         faults = options.faults.split(",")
@@ -135,15 +132,9 @@ def worker(options: argparse.Namespace, folder: Path, seeds: list[int], deadline
 
 def end(process: "subprocess.Popen[str]") -> None:
     """Kill a worker, its Ray and its members."""
-    if process.poll() is None:
-        family = psutil.Process(process.pid).children(recursive=True)
-        for one in [psutil.Process(process.pid), *family]:
-            try:
-                one.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(family, timeout=30)
-    process.wait(timeout=30)
+    from local import tiny
+
+    tiny.kill_tree(process)
 
 
 def summarize(lines: list[Line]) -> Line:

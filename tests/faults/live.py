@@ -1,8 +1,6 @@
 """A live run as seen and struck from outside: its control API, its processes, signals."""
 
 import json
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -34,15 +32,7 @@ class Live:
     def __init__(self, place: Path, config: Path, *arguments: str) -> None:
         self.place = place
         self.output = place / "output.txt"
-        with self.output.open("ab") as log:
-            self.process = subprocess.Popen(
-                tiny.command(config, *arguments),
-                cwd=place,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "PWD": str(place)},
-            )
+        self.process = tiny.start(place, config, *arguments)
 
     def view(self) -> View | None:
         """``GET /v1/run`` of this process or of a controller that it started; None while nothing answers."""
@@ -86,6 +76,12 @@ class Live:
         hold = self.place / "hold"
         hold.touch() if wanted else hold.unlink(missing_ok=True)
 
+    def pace(self, seconds: float) -> None:
+        """Make every score take so much longer: the run goes on, and few steps are used up while something heals."""
+        written = self.place / "pace.new"
+        written.write_text(str(seconds))
+        written.replace(self.place / "pace")  # at once: nobody reads half of it
+
     def finish(self, seconds: float = START_SECONDS) -> int:
         """Wait for its end; the exit code."""
         return self.process.wait(timeout=seconds)
@@ -95,16 +91,7 @@ class Live:
 
     def kill(self) -> None:
         """SIGKILL the controller, Ray and every member."""
-        if self.process.poll() is not None:
-            return
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        for one in [psutil.Process(self.process.pid), *family]:
-            try:
-                one.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
-        self.process.wait(timeout=30)
-        psutil.wait_procs(family, timeout=30)
+        tiny.kill_tree(self.process)
 
 
 def pid_of(view: View, group: str, rank: int = 0) -> int:

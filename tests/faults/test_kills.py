@@ -18,6 +18,7 @@ from linckia.api.names import role_of
 from linckia_trainer.log.process import start_time
 
 HEALED_SECONDS = 120
+SLOW_SECONDS = 3
 
 # (group, rank, stage): every role, every stage, both ranks of the policy, both engines.
 STRIKES = [
@@ -56,9 +57,9 @@ def struck(work: Path, golden: Path) -> Iterator[tuple[Path, list[Strike]]]:
         for group, rank, stage in STRIKES:
             strikes.append(strike(live, group, rank, stage, strikes[-1].step + 1 if strikes else 1))
         scale(live, 3)
-        live.hold(True)
+        live.pace(SLOW_SECONDS)
         live.await_view(lambda view: view["groups"].get("rollout-2", {}).get("generation") == 1, "a third engine")
-        live.hold(False)
+        live.pace(0)
         scale(live, 1)
         live.await_view(lambda view: set(view["groups"]).isdisjoint({"rollout-1", "rollout-2"}), "one engine left")
         assert live.finish() == 0, live.said()
@@ -69,7 +70,7 @@ def struck(work: Path, golden: Path) -> Iterator[tuple[Path, list[Strike]]]:
 
 
 def strike(live: Live, group: str, rank: int, stage: str, not_before: int) -> Strike:
-    """Kill a member in ``stage``; the next score waits until its group is healed, so that no steps are used up."""
+    """Kill a member in ``stage``; until its group is healed the steps are slow, so that few are used up."""
     view = live.await_view(
         lambda view: view["stage"] == stage and view["step"] >= not_before and stands(view, group),
         f"{group} in {stage}",
@@ -77,7 +78,7 @@ def strike(live: Live, group: str, rank: int, stage: str, not_before: int) -> St
     pid, generation = pid_of(view, group, rank), view["groups"][group]["generation"]
     lived = start_time(pid) is not None
     os.kill(pid, signal.SIGKILL)
-    live.hold(role_of(group) != "rollout")  # an engine is taken back by the next generation, which must not wait
+    live.pace(SLOW_SECONDS)
     healed = live.await_view(
         lambda view: (
             view["groups"][group]["generation"] > generation and (stands(view, group) or role_of(group) == "rollout")
@@ -85,7 +86,7 @@ def strike(live: Live, group: str, rank: int, stage: str, not_before: int) -> St
         f"{group} healed",
         HEALED_SECONDS,
     )
-    live.hold(False)
+    live.pace(0)
     gone = not psutil.pid_exists(pid) or start_time(pid) is None
     return Strike(group, stage, view["step"], pid, lived, gone, generation, healed["groups"][group]["generation"])
 

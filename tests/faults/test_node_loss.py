@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 from faults.live import Live, assert_equal_runs, await_nothing_left, note_strikes, recoveries, stands, started
 from local import light
 from ray.cluster_utils import Cluster
@@ -18,15 +17,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pyte
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A head that takes no members, and three nodes of which two are enough."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    for _ in range(3):
-        cluster.add_node(num_cpus=4, wait=False)
-    cluster.wait_for_nodes()
-    yield cluster
-    nodes = cluster.list_all_nodes()
-    ray.shutdown()
-    cluster.shutdown()
-    light.await_processes(nodes)
+    with light.cluster({"num_cpus": 0, "include_dashboard": False}, *[{"num_cpus": 4}] * 3) as cluster:
+        yield cluster
 
 
 def test_the_groups_of_a_lost_node_come_back_elsewhere(work: Path, golden: Path, cluster: Cluster) -> None:
@@ -46,7 +38,7 @@ def test_the_groups_of_a_lost_node_come_back_elsewhere(work: Path, golden: Path,
         }
         node = next(one for one in cluster.list_all_nodes() if one.node_id == struck)
         cluster.remove_node(node, allow_graceful=False)
-        live.hold(True)
+        live.pace(3)
         healed = live.await_view(
             lambda view: all(
                 shown["generation"] == (2 if name in lost else 1) and (stands(view, name) or name.startswith("rollout"))
@@ -55,7 +47,7 @@ def test_the_groups_of_a_lost_node_come_back_elsewhere(work: Path, golden: Path,
             "all groups of the node healed",
             180,
         )
-        live.hold(False)
+        live.pace(0)
         assert live.finish() == 0, live.said()
     finally:
         live.kill()

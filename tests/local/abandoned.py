@@ -21,6 +21,7 @@ from linckia_trainer.log.store import Store
 
 RUN = "abandoned"
 WORD = "loaded"
+HEAD = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": 0}  # of a cluster where the head takes no members
 
 
 class Parent(light.LightMember):

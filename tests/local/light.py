@@ -1,15 +1,17 @@
 """Members without a model: what placement is tested with, on Ray's logical devices."""
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -132,6 +134,20 @@ def shut_down() -> None:
     node = ray._private.worker._global_node
     ray.shutdown()
     await_processes([node])
+
+
+@contextlib.contextmanager
+def cluster(head: dict[str, Any], *nodes: dict[str, Any]) -> Iterator[Cluster]:
+    """A Ray cluster on this machine: a head with these arguments, and nodes with theirs."""
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    for node in nodes:
+        cluster.add_node(**node, wait=False)
+    cluster.wait_for_nodes()
+    yield cluster
+    standing = cluster.list_all_nodes()
+    ray.shutdown()
+    cluster.shutdown()
+    await_processes(standing)
 
 
 def await_processes(nodes: Iterable[Any]) -> None:

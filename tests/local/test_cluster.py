@@ -29,12 +29,8 @@ def cluster() -> Iterator[Cluster]:
     patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": True, "dashboard_port": 0}
     head["dashboard_agent_listen_port"] = 0  # jobs need the head's agent, and another Ray here may have Ray's own port
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    yield cluster
-    nodes = cluster.list_all_nodes()
-    ray.shutdown()
-    cluster.shutdown()
-    light.await_processes(nodes)
+    with light.cluster(head) as cluster:
+        yield cluster
     patch.undo()
 
 

@@ -32,16 +32,8 @@ ORPHAN_TIMEOUT = 3.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head that takes no members, and a node."""
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": True, "dashboard_port": 0}
-    )
-    cluster.add_node(num_cpus=16)
-    cluster.wait_for_nodes()
-    yield cluster
-    nodes = cluster.list_all_nodes()
-    ray.shutdown()
-    cluster.shutdown()
-    light.await_processes(nodes)
+    with light.cluster(abandoned.HEAD, {"num_cpus": 16}) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -42,8 +41,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     memory = Path("/dev/shm", f"linckia-test-{os.getpid()}")
     yield folder
     for process in STARTED:
-        if process.poll() is None:
-            kill_tree(process)
+        tiny.kill_tree(process)
     shutil.rmtree(memory, ignore_errors=True)
 
 
@@ -55,31 +53,8 @@ def config_of(work: Path, name: str) -> Path:
 
 
 def start(work: Path, config: Path) -> subprocess.Popen[bytes]:
-    with (work / "output.txt").open("ab") as log:
-        process = subprocess.Popen(
-            tiny.command(config),
-            cwd=work,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, "PWD": str(work)},
-        )
-    STARTED.append(process)
-    return process
-
-
-def kill_tree(process: subprocess.Popen[bytes]) -> int:
-    """SIGKILL the controller, Ray and every member at once; returns how many processes that were."""
-    family = psutil.Process(process.pid).children(recursive=True)
-    for one in [psutil.Process(process.pid), *family]:
-        try:
-            one.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
-    process.wait(timeout=30)
-    psutil.wait_procs(family, timeout=30)
-    assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-    return len(family) + 1
+    STARTED.append(tiny.start(work, config))
+    return STARTED[-1]
 
 
 def strike(work: Path, config: Path, name: str, stage: str, not_before: int) -> Struck:
@@ -97,8 +72,8 @@ def strike(work: Path, config: Path, name: str, stage: str, not_before: int) -> 
                 f"http://{file.api_address}/v1/run", headers={TOKEN_HEADER: find_token(name) or ""}
             ).json()
             if view["stage"] == stage and view["step"] >= not_before:
-                return Struck(view["stage"], view["step"], view["log_head"], kill_tree(process))
-    kill_tree(process)
+                return Struck(view["stage"], view["step"], view["log_head"], tiny.kill_tree(process))
+    tiny.kill_tree(process)
     raise AssertionError(f"never seen in stage {stage}")
 
 

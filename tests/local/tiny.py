@@ -1,10 +1,14 @@
 """A run small enough to start many times: a two-layer model that sorts digits, its data, its reward, its config."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 REWARD = '''
@@ -12,16 +16,20 @@ import time
 from pathlib import Path
 
 HOLD = Path(__file__).with_name("hold")
+PACE = Path(__file__).with_name("pace")
 HUNGRY = Path(__file__).with_name("hungry")
 
 
 def reward(prompts, answers, examples):
-    """The share of characters in place; a pure function of the answer. Waits while the file ``hold`` lies beside it.
+    """The share of characters in place; a pure function of the answer. Waits while the file ``hold`` lies beside it, and
+    as many seconds as the file ``pace`` says.
 
     For the file ``hungry`` it once asks for 2 GB, untouched, and gives them back if it gets them.
     """
     while HOLD.exists():
         time.sleep(0.01)
+    if PACE.exists():
+        time.sleep(float(PACE.read_text()))
     if HUNGRY.exists():
         HUNGRY.unlink()
         [bytearray(1 << 24) for _ in range(128)]
@@ -110,3 +118,32 @@ def write_config(folder: Path, name: str, **sections: dict[str, Any]) -> Path:
 def command(config: Path, *arguments: str) -> list[str]:
     """The ``linckia train`` of this environment."""
     return [str(Path(sys.executable).with_name("linckia")), "train", str(config), "--quiet", *arguments]
+
+
+def start(place: Path, config: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    """``linckia train`` in ``place``, which its environment names, in a session of its own; it says what it says to output.txt."""
+    with (place / "output.txt").open("ab") as log:
+        return subprocess.Popen(
+            command(config, *arguments),
+            cwd=place,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "PWD": str(place)},
+        )
+
+
+def kill_tree(process: "subprocess.Popen[Any]") -> int:
+    """SIGKILL a controller, its Ray and every member at once; returns how many processes that were. Nothing of it is left."""
+    if process.poll() is not None:
+        return 0
+    family = psutil.Process(process.pid).children(recursive=True)
+    for one in [psutil.Process(process.pid), *family]:
+        try:
+            one.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    process.wait(timeout=30)
+    psutil.wait_procs(family, timeout=30)
+    assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    return len(family) + 1

@@ -1,7 +1,7 @@
 """One fault in a live run: wait for its moment, strike, wait until it is healed. What it sees and does is handed in."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,18 +54,25 @@ class Clock:
 def await_moment(look: Look, find: Find, target: str, moment: Moment, limit: float, clock: Clock) -> tuple[View, Aim]:
     """The view at the moment, and what ``find`` says the target is then. UserError if the run ends or ``limit`` seconds pass first."""
     words = f"step {moment.step or 0}, stage {moment.stage or 'any'}"
-    deadline = clock.now() + limit
-    heard = clock.now()
-    while clock.now() < deadline:
-        view = look()
+    for view, _, silent in looks(look, limit, clock):
         if view is not None:
-            heard = clock.now()
             if moment.is_in(view) and (aim := find(view)) is not None:
                 return view, aim
-        elif clock.now() - heard > SILENT_SECONDS:
+        elif silent:
             raise UserError("RUN", None, f"it ended before it came to {words}", "start it again, or strike earlier")
-        clock.sleep(LOOK_SECONDS)
     raise UserError("--timeout", limit, f"{target} was not seen at {words} in that time", "give it longer")
+
+
+def looks(look: Look, limit: float, clock: Clock) -> Iterator[tuple[View | None, float, bool]]:
+    """Look again and again for ``limit`` seconds: the view, when one was last seen, and whether that is too long ago."""
+    deadline = clock.now() + limit
+    seen = clock.now()
+    while clock.now() < deadline:
+        view = look()
+        now = clock.now()
+        seen = seen if view is None else now
+        yield view, seen, now - seen > SILENT_SECONDS
+        clock.sleep(LOOK_SECONDS)
 
 
 def strike(look: Look, fault: Fault, view: View, aim: Aim, clock: Clock) -> Witness:
@@ -89,17 +96,12 @@ def strike(look: Look, fault: Fault, view: View, aim: Aim, clock: Clock) -> Witn
 
 def await_healed(look: Look, fault: Fault, witness: Witness, limit: float, clock: Clock) -> float | None:
     """When the run was seen whole again, in seconds since 1970; None if it was not within ``limit`` seconds, or has ended."""
-    deadline = clock.now() + limit
-    heard = clock.now()
-    while clock.now() < deadline:
-        view = look()
+    for view, seen, silent in looks(look, limit, clock):
         if view is not None:
-            heard = clock.now()
             if is_healed(view, fault, witness):
-                return heard
-        elif fault.healed_by != "next attempt" and clock.now() - heard > SILENT_SECONDS:
+                return seen
+        elif fault.healed_by != "next attempt" and silent:
             return None
-        clock.sleep(LOOK_SECONDS)
     return None
 
 
