@@ -48,6 +48,19 @@ faults: env ## strike live runs with every fault, write docs/faults.md; what pas
 	done
 	$(BIN)/python scripts/faults_table.py
 
+kube-parts: env ## build Kubernetes, KubeRay, helm and images for a cluster on this machine, once (root, Go)
+	bash scripts/kube_packages.sh
+	PYTHONPATH=tests $(BIN)/python -m kube.harness.build
+
+kube-up: kube-parts ## a Kubernetes with KubeRay on this machine, in network namespaces of its own
+	PYTHONPATH=tests $(BIN)/python -m kube.harness.person up
+
+kube-down: ## take it down again
+	PYTHONPATH=tests $(BIN)/python -m kube.harness.person down
+
+test-kube: kube-parts ## the tests on a real Kubernetes
+	$(BIN)/pytest -q tests/kube
+
 bench: env ## every benchmark, one JSON each in build/benchmarks
 	mkdir -p build/benchmarks
 	for script in dispatch weight_sync saving step false_alarms; do \
@@ -70,4 +83,4 @@ lock: | .uv/bin/uv ## resolve again and write requirements/*.txt (hashes, no add
 clean: ## remove the environment and local runs
 	rm -rf $(VENV) .uv runs models
 
-.PHONY: help env demo lint test unit bench docs format lock faults clean
+.PHONY: help env demo lint test unit bench docs format lock faults clean kube-parts kube-up kube-down test-kube
