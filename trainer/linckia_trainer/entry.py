@@ -135,7 +135,7 @@ def attend(ready: Ready, config_path: str, address: str | None, takeover: bool, 
                 control.view, control.actions(), config.control.host, config.control.port, run_token(config.run.name)
             )
             try:
-                attempt = claim(ready, server, takeover)
+                attempt = control.attempt = claim(ready, server, takeover)
                 with (
                     watching_for_newer(impatient, attempt),
                     ending(store, attempt, config, ready.folder, control, ready.progress),
