@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from linckia.api.algorithms import ALGORITHMS
-from linckia.api.config import AlgorithmName, Code, Memory, RunConfig, RunName
+from linckia.api.config import AlgorithmName, Code, Memory, Ports, RunConfig, RunName
 from linckia.api.explain import section_of, walk_fields
 
 TARGET = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -36,7 +36,13 @@ is read as YAML, so `rollout.stop='["\\n"]'` is a list and `storage.node_memory=
 - `null` stands for no value. Sizes of memory are written `16GB` (16 x 10^9) or `16GiB` (16 x 2^30).
 """
 NAMES = {int: "whole number", float: "number", str: "text", bool: "true, false", NoneType: "null"}
-TEXTS = {Memory: "size", Code: "file.py:function", RunName: "name", AlgorithmName: ", ".join(ALGORITHMS)}
+TEXTS = {
+    Memory: "size",
+    Code: "file.py:function",
+    Ports: "port, range such as 8470-8489",
+    RunName: "name",
+    AlgorithmName: ", ".join(ALGORITHMS),
+}
 LIMITS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 
 

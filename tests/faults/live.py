@@ -71,13 +71,11 @@ class Live:
             time.sleep(0.001)
         raise AssertionError(f"never seen: {what}; {self.said()}")
 
-    def hold(self, wanted: bool) -> None:
-        """Make the next score wait, or let it go: the run then stays in its step."""
-        hold = self.place / "hold"
-        hold.touch() if wanted else hold.unlink(missing_ok=True)
-
     def pace(self, seconds: float) -> None:
-        """Make every score take so much longer: the run goes on, and few steps are used up while something heals."""
+        """Make every score take so much longer: few steps are used up while something is awaited.
+
+        The run is never stopped for that: what is healed is taken over by its main loop, which has to come round.
+        """
         written = self.place / "pace.new"
         written.write_text(str(seconds))
         written.replace(self.place / "pace")  # at once: nobody reads half of it

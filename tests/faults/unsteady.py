@@ -1,7 +1,8 @@
 """A filesystem that is slow or fails while a file says so; the tests install it for a run as a user would his own.
 
 ``storage.options.switch`` names the file, JSON ``{"slow": seconds, "fail": "", "all" or "some", "below": [folder names]}``.
-What it does is appended to ``struck.txt`` beside it: the witness.
+With "some", each process's every third write fails, and of its reads and listings one in a hundred: a listing is many calls,
+one for each folder and object, and is asked again as a whole. What it does is appended to ``struck.txt`` beside it: the witness.
 """
 
 import errno
@@ -15,7 +16,7 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-EVERY = 3  # with "some", one call of so many fails
+EVERY = {"write": 3, "read": 100, "list": 100}  # with "some", one call of so many fails
 
 
 class UnsteadyFileSystem(LocalFileSystem):
@@ -26,7 +27,7 @@ class UnsteadyFileSystem(LocalFileSystem):
     def __init__(self, switch: str, **settings: Any) -> None:
         super().__init__(auto_mkdir=True, **settings)
         self.switch = Path(switch)
-        self.calls = itertools.count(1)
+        self.calls = {call: itertools.count(1) for call in EVERY}
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         """A write that fails has been done: its answer is what is lost."""
@@ -56,7 +57,7 @@ class UnsteadyFileSystem(LocalFileSystem):
             return False
         if not any(f"/{folder}/" in f"{path}/" for folder in weather["below"]):
             return False
-        fails = weather["fail"] == "all" or (weather["fail"] == "some" and next(self.calls) % EVERY == 0)
+        fails = weather["fail"] == "all" or (weather["fail"] == "some" and next(self.calls[call]) % EVERY[call] == 0)
         if fails or weather["slow"]:
             with self.switch.with_name("struck.txt").open("a") as witness:
                 witness.write(f"{'failed' if fails else 'slowed'} {call} {path}\n")

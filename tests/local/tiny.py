@@ -15,19 +15,16 @@ REWARD = '''
 import time
 from pathlib import Path
 
-HOLD = Path(__file__).with_name("hold")
 PACE = Path(__file__).with_name("pace")
 HUNGRY = Path(__file__).with_name("hungry")
 
 
 def reward(prompts, answers, examples):
-    """The share of characters in place; a pure function of the answer. Waits while the file ``hold`` lies beside it, and
-    as many seconds as the file ``pace`` says.
+    """The share of characters in place; a pure function of the answer. Takes as many seconds longer as the file ``pace``
+    beside it says.
 
     For the file ``hungry`` it once asks for 2 GB, untouched, and gives them back if it gets them.
     """
-    while HOLD.exists():
-        time.sleep(0.01)
     if PACE.exists():
         time.sleep(float(PACE.read_text()))
     if HUNGRY.exists():

@@ -231,3 +231,21 @@ def test_orders_before_the_groups_stand_are_refused(attempt):
     control.run = None
     answer = client.post("/v1/groups/policy/restart", headers=TOKEN, json={"generation": 1, "reason": "x"})
     assert (answer.status_code, "is starting" in answer.text) == (409, True)
+
+
+def test_of_a_range_of_ports_the_first_free_one_is_taken() -> None:
+    with socket.socket() as taken, socket.socket() as other:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        first = taken.getsockname()[1]
+        server = serve(dict, {}, "127.0.0.1", f"{first}-{first + 20}", "secret")
+        try:
+            assert first < int(server.address.rpartition(":")[2]) <= first + 20
+        finally:
+            server.close()
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        alone = other.getsockname()[1]
+        with pytest.raises(UserError) as caught:
+            serve(dict, {}, "127.0.0.1", f"{alone}-{alone}", "secret")
+    assert (caught.value.field, caught.value.value) == ("control.port", f"{alone}-{alone}")

@@ -46,6 +46,7 @@ class AttemptView:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.run: Run | None = None
+        self.attempt: int | None = None  # once it is claimed
         self.start_seconds = 0.0
         self.stopped_early = False
 
@@ -54,7 +55,10 @@ class AttemptView:
             return {
                 "api_version": API_VERSION,
                 "run": self.config.run.name,
+                "uri": self.config.run.dir,
+                "attempt": self.attempt,
                 "step": 0,
+                "steps": self.config.run.steps,
                 "stage": "start",
                 "groups": {},
             }

@@ -17,6 +17,7 @@ from linckia_trainer.experience.rewards import load_function
 from linckia_trainer.log.chain import origin_hash
 from linckia_trainer.log.framing import canonical_json
 from linckia_trainer.log.store import Store
+from linckia_trainer.made_model import fetch_kept
 from linckia_trainer.state.fork import read_fork
 
 ORIGIN_KEY = "origin.json"
@@ -35,9 +36,9 @@ class Checked:
     content: dict[str, str]
 
 
-def check(config: RunConfig, say: Callable[[str], None]) -> Checked:
-    """Make the model if asked to, and read everything the run needs. Raises UserError."""
-    config = make_model(config, say)
+def check(config: RunConfig, say: Callable[[str], None], store: Store | None = None) -> Checked:
+    """Make the model if asked to, unless ``store`` keeps it, and read everything the run needs. Raises UserError."""
+    config = make_model(config, say, store)
     if config.reward.function is not None:
         load_function(config.reward.function)
     tokenizer, model = open_model(config.model.path)
@@ -52,7 +53,7 @@ def check(config: RunConfig, say: Callable[[str], None]) -> Checked:
     return Checked(config, tokenizer, int(pad or 0), prompts, held_out, content)
 
 
-def make_model(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
+def make_model(config: RunConfig, say: Callable[[str], None], store: Store | None = None) -> RunConfig:
     """Run ``model.make`` unless it has run before with the same code and seed; the model then lies in a folder of its own.
 
     The folder is ``{model.path}/{hash}``, so that runs with other seeds, or after the code has changed, keep their models.
@@ -63,7 +64,7 @@ def make_model(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
     file, _, function = config.model.make.rpartition(":")
     key = hashlib.sha256(canonical_json([Path(file).read_text(), function, config.run.seed])).hexdigest()[:12]
     folder = Path(config.model.path, key)
-    if not folder.is_dir():
+    if not folder.is_dir() and not (store is not None and fetch_kept(folder, store)):
         say(f"making the model in {folder} (once)")
         partial = folder.with_suffix(".partial")
         # In a process of its own, so that the controller stays free of what the user's code loads.

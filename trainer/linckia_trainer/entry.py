@@ -35,6 +35,7 @@ from linckia_trainer.log.chain import RunLog
 from linckia_trainer.log.patience import RUN_SECONDS, Patience
 from linckia_trainer.log.process import this_host, this_start_time
 from linckia_trainer.log.store import Store
+from linckia_trainer.made_model import keep_model
 from linckia_trainer.metrics import names
 from linckia_trainer.metrics.progress import RunProgress
 from linckia_trainer.metrics.sinks import Metrics, check_sinks, read_rows
@@ -111,7 +112,7 @@ def prepare(
         return None
     seen_dead = refuse_live(store, takeover)
     progress.message(f"run {config.run.name} in {config.run.dir}")
-    checked = check(config, progress.message)
+    checked = check(config, progress.message, store)
     if fork is not None:
         step = fork_from(source, checked, store)
         progress.message(f"forked from {source.run.name} at step {step}")
@@ -130,12 +131,14 @@ def attend(ready: Ready, config_path: str, address: str | None, takeover: bool, 
     ready = replace(ready, store=store)
     try:
         planned = start.connect(config, address)
+        if address is not None:
+            keep_model(config, store)  # for the other nodes, and for a controller on another machine
         with interrupted_by_signals():
             server = serve(
                 control.view, control.actions(), config.control.host, config.control.port, run_token(config.run.name)
             )
             try:
-                attempt = claim(ready, server, takeover)
+                attempt = control.attempt = claim(ready, server, takeover)
                 with (
                     watching_for_newer(impatient, attempt),
                     ending(store, attempt, config, ready.folder, control, ready.progress),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from linckia.api.config import RunConfig
 from linckia.api.names import API_VERSION
 from linckia.decide.budget import restarts_left
+from linckia.decide.limits import policy_to_json, watch_policy
 from linckia_trainer.algorithms.rewards import Normalizer
 from linckia_trainer.experience.prompts import Prompt, PromptSet, prompt_at
 from linckia_trainer.groups.group import ActorGroup
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
 
 Batch = dict[str, NDArray[Any]]
 SHOWN_RECOVERIES = 20
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the members answered at ``time`` (time.monotonic): for each group (generation, one status per rank or None)."""
+
+    time: float
+    statuses: dict[str, tuple[int, list[dict[str, Any] | None]]]
 
 
 @dataclass
@@ -72,6 +81,7 @@ class Run:
     last_checkpoint_time: float = field(default_factory=time.monotonic)
     warnings: list[str] = field(default_factory=list)
     members: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    heard: "Heard | None" = None  # of the last look at the members
     tokens_generated: int = 0
     held_out_score: float | None = None
     _carried: tuple[str, Carried] | None = None
@@ -174,6 +184,7 @@ class Run:
 
     def view(self) -> dict[str, Any]:
         """What ``GET /v1/run`` answers."""
+        heard = self.heard  # set from another thread: one look at it
         return {
             "api_version": API_VERSION,
             "run": self.config.run.name,
@@ -182,6 +193,7 @@ class Run:
             "step": self.step,
             "steps": self.config.run.steps,
             "stage": self.stage_name,
+            "stopping": self.stop_requested.is_set(),
             "log_head": self.log.head(),
             "last_checkpoint": self.last_checkpoint,
             "groups": {
@@ -194,7 +206,11 @@ class Run:
                 }
                 for group in self.groups
             },
+            "heard": heard_json(heard, time.monotonic()) if heard is not None else None,
+            "watch": policy_to_json(watch_policy(self.config)),
             "recoveries": [asdict(one) for one in self.healer.finished[-SHOWN_RECOVERIES:]],
+            "recoveries_total": len(self.healer.finished),
+            "recoveries_seconds": sum(one.seconds_total for one in self.healer.finished),
             "recovery_metrics": recovery_metrics(self.healer),
             "metrics": self.last_row,
             "held_out_score": self.held_out_score,
@@ -202,6 +218,24 @@ class Run:
             "warnings": self.warnings[-20:],
             "tokens_generated": self.tokens_generated,
         }
+
+
+def heard_json(heard: Heard, now: float) -> dict[str, Any]:
+    """What a watcher outside needs of the members' answers: null for a rank that did not answer in time."""
+    wanted = ("generation", "stage", "progress", "pid", "node_id")
+    return {
+        "seconds_ago": max(0.0, now - heard.time),
+        "groups": {
+            name: {
+                "generation": generation,
+                "members": [
+                    None if status is None else {key: status[key] for key in wanted if key in status}
+                    for status in statuses
+                ],
+            }
+            for name, (generation, statuses) in heard.statuses.items()
+        },
+    }
 
 
 def fresh_start(config: RunConfig) -> Carried:

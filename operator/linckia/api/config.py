@@ -45,6 +45,17 @@ def parse_memory(text: str) -> int:
     return size
 
 
+def ports_of(value: object) -> range:
+    """The ports that ``control.port`` allows: one, or a range such as ``8470-8489``, both ends included. ValueError for
+    anything else."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 65535:
+        return range(value, value + 1)
+    match = re.fullmatch(r"(\d{1,5}) ?- ?(\d{1,5})", value) if isinstance(value, str) else None
+    if match is None or not 0 < int(match[1]) <= int(match[2]) <= 65535:
+        raise ValueError("must be a port, or a range of ports such as 8470-8489; the largest is 65535")
+    return range(int(match[1]), int(match[2]) + 1)
+
+
 def _checked_memory(text: str) -> str:
     parse_memory(text)
     return text
@@ -65,6 +76,11 @@ def _checked_name(text: str) -> str:
     return text
 
 
+def _checked_ports(value: object) -> object:
+    ports_of(value)
+    return value
+
+
 def _off_not_false(value: object) -> object:
     return "off" if value is False else value  # unquoted, YAML reads the word off as false
 
@@ -78,6 +94,7 @@ def _checked_algorithm(text: str) -> str:
 
 
 Memory = Annotated[str, AfterValidator(_checked_memory)]
+Ports = Annotated[int | str, BeforeValidator(_checked_ports)]
 Code = Annotated[str, AfterValidator(_checked_code)]
 Watcher = Annotated[Literal["embedded", "operator", "off"], BeforeValidator(_off_not_false)]
 RunName = Annotated[str, AfterValidator(_checked_name)]
@@ -356,7 +373,7 @@ class Storage(Section):
 
 class Control(Section):
     host: str = free("address the control API listens on", default="127.0.0.1")
-    port: Annotated[int, Field(ge=0, le=65535)] = free("0: any free port", default=0)
+    port: Ports = free("0: any free port; of a range the first that is free", default=0)
 
 
 class Recovery(Section):

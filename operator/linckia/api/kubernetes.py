@@ -11,6 +11,7 @@ RAY_VERSION = "v1"
 
 RUN_LABEL = f"{GROUP}/run"  # on a RayJob: its entrypoint trains this run, and the operator looks after it
 ATTEMPT_OF_LABEL = f"{GROUP}/attempt-of"  # on a RayJob that the operator made: the name of the root RayJob
+STEP_ANNOTATION = f"{GROUP}/at-step"  # on a RayJob that the operator made: the step the run had come to
 CHILDREN_KEPT = 3
 
 RAY_CLUSTER_LABEL = "ray.io/cluster"  # KubeRay's own, on the pods of a RayCluster

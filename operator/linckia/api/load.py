@@ -30,16 +30,16 @@ _SHARD_KEYS = {
 }
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: str | Path, overrides: Sequence[str] = (), elsewhere: bool = False) -> RunConfig:
     """Read a run config. Every mistake in it is a UserError with key, value, place, reason and next step.
 
     ``overrides`` are ``section.key=value`` with the value in YAML; they win over the file. ``run.name`` and ``run.dir``
-    come out filled, paths come out absolute.
+    come out filled, paths come out absolute. ``elsewhere``: the run is for other machines, which may have files under
+    absolute paths that this one has not.
     """
     path = Path(path)
-    data, lines = read_yaml(_read_text(path), str(path))
-    keys = [_apply_override(data, override) for override in overrides]
-    source = Source(str(path), lines, tuple(keys))
+    data, lines, keys = _read(path, overrides)
+    source = Source(str(path), lines, keys)
     try:
         # Strict JSON: no text taken for a number, no 1 for true; lists are fine where tuples are meant.
         config = RunConfig.model_validate_json(json.dumps(data, default=str), strict=True)
@@ -48,7 +48,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     except UserError as error:
         key = tuple(error.field.split("."))
         raise UserError(error.field, error.value, f"{error.reason} ({source.where(key)})", error.next_step) from None
-    return _resolved(config, path, source)
+    return _resolved(config, path, source, elsewhere)
+
+
+def written_values(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The sections of a config as they are written, overrides applied, nothing checked or filled in."""
+    return _read(Path(path), overrides)[0]
+
+
+def local_files(config: RunConfig) -> dict[str, str]:
+    """Dotted key -> value of everything in a loaded config that names a file or folder: ``reward.function`` with its name."""
+    values = {key: _get(config, key) for key in (*_FILES, *_FOLDERS_OR_HUB_NAMES, *_CODE)}
+    return {key: value for key, value in values.items() if value is not None and _is_local(value)}
 
 
 def fork_sources(path: str | Path, overrides: Sequence[str] = ()) -> list[RunConfig]:
@@ -132,6 +143,11 @@ def default_run_name(path: Path, seed: int) -> str:
 # ---- parts -------------------------------------------------------------------------------------------------------
 
 
+def _read(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[Key, int], tuple[Key, ...]]:
+    data, lines = read_yaml(_read_text(path), str(path))
+    return data, lines, tuple(_apply_override(data, override) for override in overrides)
+
+
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -166,7 +182,7 @@ def _apply_override(data: dict[str, Any], override: str) -> Key:
     return tuple(parts)
 
 
-def _resolved(config: RunConfig, path: Path, source: Source) -> RunConfig:
+def _resolved(config: RunConfig, path: Path, source: Source, elsewhere: bool) -> RunConfig:
     name = config.run.name or default_run_name(path, config.run.seed)
     directory = config.run.dir.replace("{name}", name)
     if re.search(r"[{}]", directory):
@@ -181,6 +197,8 @@ def _resolved(config: RunConfig, path: Path, source: Source) -> RunConfig:
         found = _find(file, path.parent)
         if found.exists():
             changes[key] = f"{found}{colon}{function}"
+        elif elsewhere and file.startswith("/"):
+            continue
         elif key not in _FOLDERS_OR_HUB_NAMES:
             reason = f"there is no file {file} here or beside the config file ({source.where(tuple(key.split('.')))})"
             raise UserError(key, value, reason, "correct the path")

@@ -4,6 +4,10 @@ NAMESPACE = "linckia"
 TOKEN_HEADER = "X-Linckia-Token"
 TOKEN_VARIABLE = "LINCKIA_TOKEN"
 SUPERVISOR_VARIABLE = "LINCKIA_SUPERVISOR"  # in a controller's environment: the pid of its supervisor
+BUNDLE_VARIABLE = (
+    "LINCKIA_BUNDLE"  # in a job's environment: its config and what files that names, as ``api.bundle`` packs them
+)
+BUNDLE = "bundle:"  # given as CONFIG: the one in that variable
 API_VERSION = 1
 
 

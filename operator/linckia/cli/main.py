@@ -13,8 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from linckia.cli import checkpoints
+from linckia.cli.arguments import ConfigArgument, OverridesArgument
 from linckia.cli.chaos import chaos
 from linckia.cli.checkpoints import JsonOption, RunArgument
+from linckia.cli.render import render
 
 app = typer.Typer(
     name="linckia",
@@ -25,12 +27,7 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints.app, name="checkpoints")
 app.command()(chaos)
-
-ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="The run config, a YAML file.")]
-OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="section.key=value", help="Values that win over the file's, such as run.seed=2."),
-]
+app.command()(render)
 
 
 def _version(wanted: bool) -> None:
@@ -83,6 +80,7 @@ def train(
     from linckia.api.load import fork_sources, load_config
     from linckia.api.plan import plan as make_plan
 
+    typed, config = config, _enter_bundle(config)
     if fork is not None and fresh:
         raise UserError("--fresh", None, "a fork starts from a checkpoint", "give --fork or --fresh")
     if fork is not None and supervise:
@@ -96,7 +94,7 @@ def train(
     if supervise:
         from linckia.cli.supervise import supervise as keep_running
 
-        arguments = [config, *(overrides or ()), *(["--address", address] if address else []), *["--quiet"] * quiet]
+        arguments = [typed, *(overrides or ()), *(["--address", address] if address else []), *["--quiet"] * quiet]
         raise typer.Exit(keep_running(loaded, arguments, takeover, fresh))
     sources = fork_sources(config, overrides or ()) if fork is not None else []
     from linckia.cli import trainer
@@ -264,6 +262,23 @@ def _brief(place: Any) -> dict[str, Any]:
         "held_out_score": numbers["held_out_score"],
         "age_seconds": round(time.time() - place.file.started, 1),
     }
+
+
+def _enter_bundle(config: str) -> str:
+    """The config's path. One that a job carries in its environment is unpacked, and its folder becomes the current one."""
+    from linckia.api.bundle import unpack_here
+    from linckia.api.errors import UserError
+    from linckia.api.names import BUNDLE, BUNDLE_VARIABLE
+
+    if config != BUNDLE:
+        return config
+    found = unpack_here()
+    if found is None:
+        raise UserError(
+            BUNDLE_VARIABLE, None, "is not set", "write the job with `linckia render`, or give a config's path"
+        )
+    os.chdir(found[0])
+    return str(found[1])
 
 
 def _check_name(option: str, name: str, kind: Any) -> None:

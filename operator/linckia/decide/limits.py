@@ -14,8 +14,10 @@ A stage that has not been seen to end yet may take ``recovery.first_time_factor`
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from linckia.api.config import Recovery, RunConfig
+from linckia.api.errors import UserError
 from linckia.decide.history import History, Track
 
 # Chosen by benchmarks/false_alarms.py: with less a healthy group is restarted now and then, with more hangs are found late.
@@ -45,6 +47,32 @@ class WatchPolicy:
 def watch_policy(config: RunConfig) -> WatchPolicy:
     """The policy of a run."""
     return WatchPolicy(config.recovery, {("reward", "score"): config.reward.timeout})
+
+
+def policy_to_json(policy: WatchPolicy) -> dict[str, Any]:
+    """The policy for a watcher that is another process.
+
+    Example: ``{"recovery": {"watcher": "operator", ...}, "own_limits": {"reward/score": 60.0}}``
+    """
+    return {
+        "recovery": policy.recovery.model_dump(mode="json"),
+        "own_limits": {f"{role}/{stage}": seconds for (role, stage), seconds in policy.own_limits.items()},
+    }
+
+
+def policy_from_json(found: Mapping[str, Any]) -> WatchPolicy:
+    """The policy that ``policy_to_json`` wrote, also by a version that knew other settings. ValueError if it cannot be read."""
+    if not isinstance(found.get("recovery"), Mapping) or not isinstance(found.get("own_limits"), Mapping):
+        raise ValueError("a watch policy has recovery and own_limits")
+    known = {key: value for key, value in found["recovery"].items() if key in Recovery.model_fields}
+    limits = {}
+    for key, seconds in found["own_limits"].items():
+        role, _, stage = str(key).partition("/")
+        limits[role, stage] = float(seconds)
+    try:
+        return WatchPolicy(Recovery.model_validate(known), limits)
+    except UserError as error:
+        raise ValueError(str(error)) from error
 
 
 @dataclass(frozen=True)

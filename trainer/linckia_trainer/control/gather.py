@@ -3,6 +3,7 @@
 Asking is also the heartbeat of the controller: members that hear of nobody exit by themselves.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from linckia.observe.observation import RayState
 from linckia.observe.ray_state import RayStateClient
 from linckia_trainer.groups.failure import GroupLostError, death_of
 from linckia_trainer.groups.group import ActorGroup, Call
+from linckia_trainer.run import Heard
 
 if TYPE_CHECKING:
     from linckia_trainer.run import Run
@@ -31,7 +33,9 @@ def hear(run: "Run", timeout: float) -> Statuses:
     for standby in [standby for waiting in run.healer.site.standbys.values() for standby in list(waiting)]:
         standby.ask_status()  # nobody waits for it; it exits when it hears of nobody
     groups = [run.healer.newest(group) for group in run.groups]
+    asked = time.monotonic()
     found = ask_statuses(groups, timeout, run.healer.report)
+    run.heard = Heard(asked, found)
     for name, (_, members) in found.items():
         answers = [status for status in members if status is not None]
         if len(answers) == len(members):

@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict
 
+from linckia.api.config import ports_of
 from linckia.api.errors import UserError
 from linckia.api.names import API_VERSION, TOKEN_HEADER
 from linckia_trainer.metrics import names
@@ -70,8 +71,10 @@ class ControlServer:
         self._listener.close()  # a server told to stop before it had started leaves it open
 
 
-def serve(view: View, actions: Mapping[str, Action], host: str, port: int, token: str) -> ControlServer:
-    """Serve until ``close``. ``port`` 0 takes any that is free. UserError if the address cannot be had.
+def serve(view: View, actions: Mapping[str, Action], host: str, port: int | str, token: str) -> ControlServer:
+    """Serve until ``close``. ``port`` 0 takes any that is free, a range such as ``8470-8489`` the first of it that is.
+
+    UserError if no such address can be had.
 
     ``actions``: for ``checkpoint``, ``stop``, ``restart`` (group, generation, reason) and ``scale`` (engines) what to call;
     the call asks for it and does not wait for it. What it returns is the answer, ``{"accepted": true}`` if it returns
@@ -202,7 +205,21 @@ def _gauge(name: str, text: str, run: str, value: float) -> GaugeMetricFamily:
     return family
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int | str) -> socket.socket:
+    for one in ports_of(port):
+        try:
+            return _bind_one(host, one)
+        except OSError as error:
+            failed = error
+    raise UserError(
+        "control.port",
+        port,
+        f"{host}:{port} cannot be bound: {failed.strerror}",
+        "stop what listens there, or set control.port to 0 for any free port",
+    ) from None
+
+
+def _bind_one(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -214,14 +231,9 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()
-    except OSError as error:
+    except OSError:
         listener.close()
-        raise UserError(
-            "control.port",
-            port,
-            f"{host}:{port} cannot be bound: {error.strerror}",
-            "stop what listens there, or set control.port to 0 for any free port",
-        ) from None
+        raise
     return listener
 
 

@@ -1,7 +1,7 @@
 """The embedded watcher: a thread that looks at the run, learns, decides and acts, while no call may ever fail.
 
 All it sees and does comes in as functions, so it knows neither Ray nor the controller. The operator on Kubernetes uses
-the same ``observe`` and ``decide``.
+the same ``Judge``.
 """
 
 import threading
@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from linckia.decide.history import History, learn
+from linckia.decide.judge import Judge
 from linckia.decide.limits import WatchPolicy
-from linckia.decide.rules import Decision, decide, remember
+from linckia.decide.rules import Decision
 from linckia.observe.observation import Observation, RayState, group_seen
 
 Status = Mapping[str, Any]
@@ -53,11 +53,9 @@ class Watcher:
         self.ray_state = ray_state
         self.where = where
         self.act = act
-        self.say = say
         self.clock = clock
         self.stop = stop or threading.Event()
-        self.history = History()
-        self.said: dict[str, str] = {}
+        self.judge = Judge(policy, lambda decision: self.act(decision), say, clock, self.stop.is_set)
         self.thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
     def __enter__(self) -> "Watcher":
@@ -76,31 +74,7 @@ class Watcher:
 
     def look(self) -> list[Decision]:
         """One look: observe, learn, decide, act. Returns what was carried out."""
-        observation = observe(self.run, self.statuses, self.ray_state, self.where, self.clock())
-        problems = "; ".join(observation.ray.problems)
-        if problems or "state API" in self.said:
-            self._say_once("state API", f"the Ray state API is silent: {problems}" if problems else "it answers again")
-        self.history = learn(self.history, observation)
-        carried_out = []
-        for decision in decide(observation, self.policy, self.history, self.clock()):
-            if self.stop.is_set():
-                break
-            about = f"{decision.action} {decision.group} {decision.generation}"
-            if about not in self.said:
-                self._say_once(about, f"{decision.action} {decision.group}: {decision.reason}")
-            if self._carry_out(decision):
-                self.history = remember(self.history, decision, self.clock())
-                carried_out.append(decision)
-        return carried_out
-
-    def _carry_out(self, decision: Decision) -> bool:
-        about = f"{decision.action} {decision.group}"
-        try:
-            self.act(decision)
-        except Exception as error:  # noqa: BLE001 - whatever stands in the way, the next look tries again
-            self._say_once(f"cannot {about}", f"cannot {about}: {type(error).__name__}: {error}")
-            return False
-        return True
+        return self.judge.look(observe(self.run, self.statuses, self.ray_state, self.where, self.clock()))
 
     def _watch(self) -> None:
         while not self.stop.wait(self.policy.recovery.watch_seconds):
@@ -108,9 +82,4 @@ class Watcher:
                 self.look()
             except Exception as error:  # noqa: BLE001 - a watcher that dies of one look would watch nothing ever after
                 if not self.stop.is_set():
-                    self._say_once("look", f"the watcher could not look: {type(error).__name__}: {error}")
-
-    def _say_once(self, about: str, text: str) -> None:
-        if self.said.get(about) != text:
-            self.said[about] = text
-            self.say(text)
+                    self.judge.say_once("look", f"the watcher could not look: {type(error).__name__}: {error}")

@@ -10,8 +10,10 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import ray
 
+from linckia.api.bundle import unpack_here
 from linckia.api.errors import FencedError
 from linckia_trainer.log.process import start_time
+from linckia_trainer.made_model import fetch_model
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,11 @@ class Member:
         """Refuse everything from now on; a running update stops at its next micro-batch."""
         self._admit(attempt)
         self.fenced = True
+
+    def fetch(self, config: Any) -> None:
+        """Bring to this node what ``load`` will read and a pod does not have: the job's own files, and a model that was made."""
+        unpack_here()
+        fetch_model(config)
 
     def prepare(self, config: Any) -> None:
         """As a standby: import what ``load`` will need, and touch no device."""

@@ -181,10 +181,12 @@ def loaded_word(config: RunConfig, origin: str) -> str:
 
 def load(config: RunConfig, origin: str, group: ActorGroup) -> list[Call]:
     """Rendezvous of a trained group, then ``load``; returns the calls that are on their way."""
+    fetching = group.start("fetch", config)
     if group.name not in STATEFUL:
-        return [group.start("load", config)]
+        return [fetching, group.start("load", config)]
     host, port = group.first("open_rendezvous")
     return [
+        fetching,
         group.start("join", host, port, config.recovery.collective_timeout),
         group.start("load", config),
         group.start("begin", config, origin),
