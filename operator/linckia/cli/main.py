@@ -16,6 +16,7 @@ from linckia.cli import checkpoints
 from linckia.cli.arguments import ConfigArgument, OverridesArgument
 from linckia.cli.chaos import chaos
 from linckia.cli.checkpoints import JsonOption, RunArgument
+from linckia.cli.operator import operator
 from linckia.cli.render import render
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.add_typer(checkpoints.app, name="checkpoints")
 app.command()(chaos)
 app.command()(render)
+app.command(hidden=True)(operator)
 
 
 def _version(wanted: bool) -> None:

@@ -101,6 +101,7 @@ class PodSeen:
     uid: str
     cluster: str
     head: bool
+    created: float = 0.0
     ip: str | None = None
     node: str | None = None
     running: bool = False
@@ -173,6 +174,7 @@ def pod_seen(found: Object) -> PodSeen:
         uid=str(metadata.get("uid", "")),
         cluster=str(labels.get(RAY_CLUSTER_LABEL) or ""),
         head=labels.get(RAY_NODE_TYPE_LABEL) == "head",
+        created=seconds(metadata.get("creationTimestamp")) or 0.0,
         ip=status.get("podIP") or None,
         node=_map(found, "spec").get("nodeName") or None,
         running=status.get("phase") == "Running",
@@ -224,7 +226,8 @@ def head_ip(pods: Iterable[PodSeen], cluster: str) -> str | None:
     """The address of a cluster's head: a pod's own, so that no Service that leads elsewhere can be asked instead."""
     heads = [pod for pod in pods if pod.head and pod.cluster == cluster and pod.running and pod.ip]
     standing = [pod for pod in heads if pod.delete_by is None]
-    return standing[0].ip if standing else None
+    # The newest: that an older one is gone may have been missed while the API server was away.
+    return max(standing, key=lambda pod: pod.created).ip if standing else None
 
 
 def seconds(timestamp: object) -> float | None:
